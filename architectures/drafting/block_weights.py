@@ -1,0 +1,110 @@
+"""The weight table of a block draft: the tensor names that the speculators and the DeepSpec formats share (`docs/formats.md`)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+
+from dspark_jax.architectures.drafting.tables import tables_of
+from dspark_jax.speculators_common.draft_config import DraftConfig
+from dspark_jax.speculators_common.vocab_map import target_id_table
+from dspark_jax.speculators_common.weight_adapters import Recipe, copied, joined_biases, stacked_columns, transposed
+
+
+def block_draft_recipes(config: DraftConfig, names: Collection[str]) -> dict[str, Recipe]:
+    """One recipe per parameter of `BlockDraft`. A head made of target rows comes under the checkpoint's own name, `lm_head.weight`."""
+    hidden = config.hidden_size
+    tables = tables_of(config, names)
+    recipes = {
+        "fc.kernel": transposed("fc.weight", (hidden, config.num_taps * config.target_hidden_size)),
+        "hidden_norm.weight": copied("hidden_norm.weight", (hidden,)),
+        "norm.weight": copied("norm.weight", (hidden,)),
+        **_vocab_recipes(config, names),
+        **_markov_recipes(config),
+        **_confidence_recipes(config, names),
+    }
+    if tables.embed_tokens == "own":
+        recipes["table.rows"] = copied("embed_tokens.weight", (config.vocab_size, hidden))
+    if tables.lm_head != "target":
+        recipes["head.kernel"] = _first_rows("lm_head.weight", (config.draft_vocab_size, hidden), config.num_draft_ids)
+    for layer in range(config.num_hidden_layers):
+        recipes |= {f"layers.{layer}.{path}": recipe for path, recipe in _layer_recipes(config, f"layers.{layer}").items()}
+    return recipes
+
+
+def _layer_recipes(config: DraftConfig, prefix: str) -> dict[str, Recipe]:
+    hidden, width = config.hidden_size, config.intermediate_size
+    queries, keys = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
+    attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+    recipes = {
+        "input_norm.weight": copied(f"{prefix}.input_layernorm.weight", (hidden,)),
+        "post_attention_norm.weight": copied(f"{prefix}.post_attention_layernorm.weight", (hidden,)),
+        "attention.query.kernel": transposed(f"{attention}.q_proj.weight", (queries, hidden)),
+        "attention.key_value.kernel": stacked_columns({f"{attention}.{x}_proj.weight": (keys, hidden) for x in "kv"}),
+        "attention.output.kernel": transposed(f"{attention}.o_proj.weight", (hidden, queries)),
+        "attention.query_norm.weight": copied(f"{attention}.q_norm.weight", (config.head_dim,)),
+        "attention.key_norm.weight": copied(f"{attention}.k_norm.weight", (config.head_dim,)),
+        "mlp.gate_up.kernel": stacked_columns({f"{mlp}.{x}_proj.weight": (width, hidden) for x in ("gate", "up")}),
+        "mlp.down.kernel": transposed(f"{mlp}.down_proj.weight", (hidden, width)),
+    }
+    if config.attention_bias:
+        recipes["attention.query.bias"] = copied(f"{attention}.q_proj.bias", (queries,))
+        recipes["attention.key_value.bias"] = joined_biases({f"{attention}.{x}_proj.bias": (keys,) for x in "kv"})
+        recipes["attention.output.bias"] = copied(f"{attention}.o_proj.bias", (hidden,))
+    return recipes
+
+
+def _markov_recipes(config: DraftConfig) -> dict[str, Recipe]:
+    if config.markov_head_type == "none":
+        return {}
+    rank, hidden = config.markov_rank, config.hidden_size
+    w2 = _first_rows("markov_head.markov_w2.weight", (config.draft_vocab_size, rank), config.num_draft_ids)
+    recipes = {
+        "markov_head.w1": copied("markov_head.markov_w1.weight", (config.vocab_size, rank)),
+        "markov_head.w2": Recipe(tensors=w2.tensors, assemble=lambda tensors: w2.assemble(tensors).T),
+    }
+    if config.markov_head_type == "gated":
+        recipes["markov_head.gate.kernel"] = transposed("markov_head.gate_proj.weight", (rank, hidden + rank))
+        recipes["markov_head.gate.bias"] = copied("markov_head.gate_proj.bias", (rank,))
+    if config.markov_head_type == "rnn":
+        recipes["markov_head.joint.kernel"] = transposed("markov_head.joint_proj.weight", (3 * rank, 2 * rank + hidden))
+        recipes["markov_head.joint.bias"] = copied("markov_head.joint_proj.bias", (3 * rank,))
+    return recipes
+
+
+def _confidence_recipes(config: DraftConfig, names: Collection[str]) -> dict[str, Recipe]:
+    if not config.enable_confidence_head:
+        return {}
+    width = config.hidden_size + (config.markov_rank if config.confidence_head_with_markov else 0)
+    kernel = Recipe(tensors={"confidence_head.proj.weight": (1, width)}, assemble=lambda tensors: tensors[0][0])
+    bias = copied("confidence_head.proj.bias", (1,))
+    if "confidence_head.proj.bias" not in names:
+        bias = Recipe(tensors={}, assemble=lambda tensors: np.zeros((1,), np.float32))
+    return {"confidence_head.kernel": kernel, "confidence_head.bias": bias}
+
+
+def _vocab_recipes(config: DraftConfig, names: Collection[str]) -> dict[str, Recipe]:
+    """The d2t/t2d pair, validated where it is read. A full vocabulary that brings the identity all the same is checked and leaves no parameter."""
+    shapes: Mapping[str, tuple[int, ...]] = {"d2t": (config.draft_vocab_size,), "t2d": (config.vocab_size,)}
+    present = {name: shape for name, shape in shapes.items() if name in names}
+    if not present and not config.is_pruned:
+        return {}
+
+    def absolute_ids(tensors: Sequence[np.ndarray]) -> np.ndarray:
+        stored = dict(zip(present, tensors, strict=True))
+        table = target_id_table(
+            vocab_size=config.vocab_size,
+            draft_vocab_size=config.draft_vocab_size,
+            file=config.source,
+            d2t=stored.get("d2t"),
+            t2d=stored.get("t2d"),
+        )
+        return np.arange(config.num_draft_ids, dtype=np.int32) if table is None else np.asarray(table)
+
+    return {"draft_to_target": Recipe(tensors=present, assemble=absolute_ids)}
+
+
+def _first_rows(name: str, shape: tuple[int, int], rows: int) -> Recipe:
+    """A table over the draft vocabulary without the padding rows beyond the target's, which must never be proposed."""
+    return Recipe(tensors={name: shape}, assemble=lambda tensors: tensors[0][:rows])

@@ -1,0 +1,26 @@
+"""Where a draft's embedding and head come from."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection
+from typing import Literal
+
+from dspark_jax.speculators_common.draft_config import DraftConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DraftTables:
+    """`own`: in the checkpoint. `target`: the target's table, aliased. `target_rows`: the rows of the target's head that a pruned draft vocabulary
+    keeps, copied in draft order."""
+
+    embed_tokens: Literal["own", "target"] = "own"
+    lm_head: Literal["own", "target", "target_rows"] = "own"
+
+
+def tables_of(config: DraftConfig, names: Collection[str]) -> DraftTables:
+    """A tensor in the checkpoint wins; a missing one is the target's."""
+    lm_head: Literal["own", "target", "target_rows"] = "own"
+    if "lm_head.weight" not in names:
+        lm_head = "target_rows" if config.is_pruned else "target"
+    return DraftTables(embed_tokens="own" if "embed_tokens.weight" in names else "target", lm_head=lm_head)

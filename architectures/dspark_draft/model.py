@@ -1,0 +1,174 @@
+"""The speculators-format DSpark draft under its published interface."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+
+from dspark_jax.architectures.drafting.block_draft import BlockDraft
+from dspark_jax.architectures.drafting.tables import DraftTables
+from dspark_jax.architectures.nn.kv_cache import KVParams
+from dspark_jax.speculators_common.draft_config import DraftConfig, LayerMask, MarkovHeadType
+from dspark_jax.speculators_common.errors import DSparkError
+from dspark_jax.speculators_common.rope_config import RopeConfig
+
+
+class DSparkSpeculatorsDraft(BlockDraft):
+    """A target-agnostic draft module: embed it in any target's compiled step.
+
+    The constructor takes the arguments of the published module; what that one refuses (rank 0, gated and rnn heads, sliding layers beside full
+    ones) works here through the keyword arguments after `dtype`. `from_config` builds the same module from a parsed checkpoint.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_hidden_layers: int,
+        num_attention_heads: int,
+        num_key_value_heads: int,
+        head_dim: int,
+        intermediate_size: int,
+        rms_norm_eps: float,
+        rope_theta: float,
+        sliding_window: int | None,
+        layer_causal: Sequence[bool],
+        vocab_size: int,
+        draft_vocab_size: int,
+        markov_rank: int,
+        block_size: int,
+        sample_from_anchor: bool,
+        mask_token_id: int,
+        num_context_features: int,
+        max_seq_len: int,
+        kv_params: KVParams | None = None,
+        devices: Sequence[jax.Device] | None = None,
+        dtype: DTypeLike = jnp.float32,
+        *,
+        layer_sliding: Sequence[bool] | None = None,
+        markov_head_type: MarkovHeadType = "vanilla",
+        enable_confidence_head: bool = True,
+        confidence_head_with_markov: bool | None = None,
+        attention_bias: bool = False,
+        target_hidden_size: int | None = None,
+        taps: Sequence[int] | None = None,
+        rope: RopeConfig | None = None,
+        tables: DraftTables | None = None,
+        rngs: nnx.Rngs | None = None,
+    ) -> None:
+        """A draft with fresh parameters.
+
+        `layer_causal[i]`: block slots of layer i see only the slots up to their own. `layer_sliding[i]`: `sliding_window` applies to layer i (by
+        default to every layer when a window is given). `num_context_features` is m; `taps` names the target layers and defaults to 1..m. `rope`
+        replaces `rope_theta` where the rotation is scaled or partial. `kv_params` only checks that the caller's cache fits. `devices`: where the
+        parameters live (the default device if omitted; replicated over several).
+        """
+        windows = [sliding_window is not None] * num_hidden_layers if layer_sliding is None else list(layer_sliding)
+        _check("layer_causal", len(layer_causal), len(layer_causal) == num_hidden_layers, f"{num_hidden_layers} entries")
+        _check("layer_sliding", len(windows), len(windows) == num_hidden_layers, f"{num_hidden_layers} entries")
+        _check("sliding_window", sliding_window, sliding_window is None or sliding_window > 0, "None or a positive integer")
+        _check("sliding_window", sliding_window, sliding_window is not None or not any(windows), "a window, as layer_sliding names layers")
+        _check("draft_vocab_size", draft_vocab_size, 0 < draft_vocab_size <= vocab_size, f"1..{vocab_size}")
+        _check("markov_rank", markov_rank, markov_rank >= 0, "0 or more")
+        _check("block_size", block_size, block_size >= (1 if sample_from_anchor else 2), "1 or more anchor-first, 2 or more fill-in")
+        _check("mask_token_id", mask_token_id, 0 <= mask_token_id < vocab_size, f"0..{vocab_size - 1}")
+        _check("num_context_features", num_context_features, num_context_features > 0, "1 or more")
+        reads_markov = markov_rank > 0 if confidence_head_with_markov is None else confidence_head_with_markov
+        _check("confidence_head_with_markov", reads_markov, markov_rank > 0 or not reads_markov, "False at markov_rank 0")
+        config = DraftConfig(
+            hidden_size=hidden_size,
+            intermediate_size=intermediate_size,
+            num_hidden_layers=num_hidden_layers,
+            num_attention_heads=num_attention_heads,
+            num_key_value_heads=num_key_value_heads,
+            head_dim=head_dim,
+            rms_norm_eps=rms_norm_eps,
+            attention_bias=attention_bias,
+            vocab_size=vocab_size,
+            draft_vocab_size=draft_vocab_size,
+            target_hidden_size=target_hidden_size or hidden_size,
+            taps=tuple(taps) if taps is not None else tuple(range(1, num_context_features + 1)),
+            block_size=block_size,
+            sample_from_anchor=sample_from_anchor,
+            mask_token_id=mask_token_id,
+            markov_rank=markov_rank,
+            markov_head_type=markov_head_type if markov_rank else "none",
+            enable_confidence_head=enable_confidence_head,
+            confidence_head_with_markov=reads_markov and enable_confidence_head,
+            layers=tuple(
+                LayerMask(window=sliding_window if sliding else None, causal=causal) for sliding, causal in zip(windows, layer_causal, strict=True)
+            ),
+            rope=rope or RopeConfig(theta=rope_theta, rotary_dim=head_dim),
+            max_position_embeddings=max_seq_len,
+            architecture="DSparkDraftModel",
+            family="speculators_dspark",
+        )
+        _check("taps", list(config.taps), config.num_taps == num_context_features, f"{num_context_features} entries")
+        super().__init__(config, dtype=dtype, tables=tables, rngs=rngs)
+        if kv_params is not None:
+            expected = self.kv_params(kv_params.page_size)
+            same = (kv_params.num_layers, kv_params.num_key_value_heads, kv_params.head_dim)
+            wanted = (expected.num_layers, expected.num_key_value_heads, expected.head_dim)
+            _check("kv_params (layers, K, hd)", same, same == wanted, wanted)
+        if devices:
+            _place(self, devices)
+
+    @classmethod
+    def from_config(
+        cls, config: DraftConfig, *, dtype: DTypeLike = jnp.float32, tables: DraftTables | None = None, rngs: nnx.Rngs | None = None
+    ) -> DSparkSpeculatorsDraft:
+        """The module for a parsed `config.json`."""
+        draft = cls(**_published_arguments(config), dtype=dtype, tables=tables, rngs=rngs)
+        assert draft.config == config, "the published arguments must describe the whole config"
+        draft.config = config  # equal, and it also knows its file and the choices made
+        return draft
+
+
+def _published_arguments(config: DraftConfig) -> dict[str, Any]:
+    windows = {mask.window for mask in config.layers if mask.window is not None}
+    same_name = [
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "intermediate_size",
+        "rms_norm_eps",
+        "vocab_size",
+        "draft_vocab_size",
+        "markov_rank",
+        "block_size",
+        "sample_from_anchor",
+        "mask_token_id",
+        "enable_confidence_head",
+        "confidence_head_with_markov",
+        "attention_bias",
+        "target_hidden_size",
+        "taps",
+        "rope",
+    ]
+    return {
+        **{name: getattr(config, name) for name in same_name},
+        "rope_theta": config.rope.theta,
+        "sliding_window": max(windows, default=None),
+        "layer_causal": [mask.causal for mask in config.layers],
+        "layer_sliding": [mask.window is not None for mask in config.layers],
+        "num_context_features": config.num_taps,
+        "max_seq_len": config.max_position_embeddings,
+        "markov_head_type": config.markov_head_type,
+    }
+
+
+def _place(module: nnx.Module, devices: Sequence[jax.Device]) -> None:
+    mesh = jax.sharding.Mesh(list(devices), ("replica",))
+    replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    nnx.update(module, jax.device_put(nnx.state(module), replicated))
+
+
+def _check(name: str, found: object, fits: bool, allowed: object) -> None:
+    if not fits:
+        raise DSparkError(f"DSparkSpeculatorsDraft: {name}: found {found!r}, allowed {allowed}")

@@ -1,0 +1,16 @@
+"""Registry entry of the Llama line."""
+
+from dspark_jax.architectures.llama.config import parse_llama
+from dspark_jax.architectures.nn.decoder import DenseDecoder
+from dspark_jax.architectures.nn.decoder_weights import decoder_recipes, ignored_tensors
+from dspark_jax.architectures.registry import SupportedArchitecture
+
+ARCHITECTURE = SupportedArchitecture(
+    name="LlamaForCausalLM",
+    kind="target",
+    family="llama",
+    parse_config=parse_llama,
+    build=DenseDecoder,
+    recipes=decoder_recipes,
+    ignored=ignored_tensors,
+)

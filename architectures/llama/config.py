@@ -1,0 +1,28 @@
+"""`config.json` of the Llama line (Llama, SmolLM2) -> `DecoderConfig`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dspark_jax.architectures.nn.decoder import DecoderConfig
+from dspark_jax.architectures.nn.decoder_fields import read_decoder_geometry
+from dspark_jax.speculators_common.fields import Fields
+
+
+def parse_llama(raw: Mapping[str, Any], file: str, overrides: None = None) -> DecoderConfig:
+    """The decoder that `raw`, the content of `file`, describes: no query/key norms, optional biases."""
+    fields = Fields(raw, file)
+    geometry = read_decoder_geometry(fields)
+    attention_bias = fields.boolean("attention_bias", default=False)
+    return DecoderConfig(
+        **geometry,
+        use_qk_norm=False,
+        attention_bias=attention_bias,
+        output_bias=attention_bias,
+        mlp_bias=fields.boolean("mlp_bias", default=False),
+        layer_windows=(None,) * geometry["num_hidden_layers"],
+        architecture="LlamaForCausalLM",
+        family="llama",
+        source=file,
+    )

@@ -1,0 +1,85 @@
+"""Attention over paged caches: the plain XLA reference that every platform runs.
+
+Two operations: `paged_attention` for targets (causal over the pages, which already hold the new rows) and `block_attention` for drafts (context
+pages plus the block's own keys, which are never written). Scores and softmax are float32. A faster backend overrides the computation behind the
+same signatures.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from dspark_jax.architectures.nn.kv_cache import KVCache
+from dspark_jax.architectures.nn.masks import block_mask, causal_mask, context_mask
+from dspark_jax.architectures.nn.ragged_batch import RaggedBatch
+from dspark_jax.speculators_common.draft_config import LayerMask, WindowOrigin
+
+BACKEND = "xla"
+# Finite, so that a query that sees nothing (an inert token) gives a finite, meaningless row instead of NaN.
+_HIDDEN = -1e30
+
+
+def paged_attention(
+    query: Float[Array, "T N hd"], cache: KVCache, layer: int, batch: RaggedBatch, *, scale: float, window: int | None = None
+) -> Float[Array, "T N hd"]:
+    """Causal attention of every token over its row's cached positions, its own included."""
+    keys, values = cache.read(layer)
+    visible = causal_mask(batch.to_rows(batch.positions), keys.shape[2], window)
+    out = _attend(batch.to_rows(query), [(keys, values, visible)], scale)
+    return batch.to_flat(out)
+
+
+def block_attention(
+    query: Float[Array, "B Wq N hd"],
+    block_keys: Float[Array, "B W K hd"],
+    block_values: Float[Array, "B W K hd"],
+    cache: KVCache,
+    layer: int,
+    *,
+    mask: LayerMask,
+    origin: WindowOrigin,
+    scale: float,
+) -> Float[Array, "B Wq N hd"]:
+    """Attention of block slots at positions `cache.lengths + k` over [context ; block] (paper eq. for the draft layer).
+
+    The first `Wq <= W` slots ask; all `W` slots are keys. The context is strictly before the anchor.
+    """
+    num_queries, num_slots = query.shape[1], block_keys.shape[1]
+    keys, values = cache.read(layer)
+    seen_context = context_mask(cache.lengths, num_queries, keys.shape[2], mask, origin)
+    seen_block = jnp.broadcast_to(block_mask(num_slots, mask, origin)[None, :num_queries], (query.shape[0], num_queries, num_slots))
+    own = (block_keys.swapaxes(1, 2), block_values.swapaxes(1, 2), seen_block)
+    return _attend(query, [(keys, values, seen_context), own], scale)
+
+
+def _attend(
+    query: Float[Array, "B L N hd"],
+    parts: list[tuple[Float[Array, "B K S hd"], Float[Array, "B K S hd"], Bool[Array, "B L S"]]],
+    scale: float,
+) -> Float[Array, "B L N hd"]:
+    """Softmax attention over the union of several key sets; query head n reads key head `n // (N / K)`."""
+    rows, length, num_heads, head_dim = query.shape
+    kv_heads = parts[0][0].shape[1]
+    group = num_heads // kv_heads
+    grouped = query.transpose(0, 2, 1, 3).reshape(rows, kv_heads, group * length, head_dim)
+    scores = [_masked_scores(grouped, keys, visible, scale) for keys, _, visible in parts]
+    probabilities = jax.nn.softmax(jnp.concatenate(scores, axis=-1) if len(scores) > 1 else scores[0], axis=-1)
+    out = jnp.zeros(grouped.shape, jnp.float32)
+    start = 0
+    for _, values, _ in parts:
+        share = probabilities[..., start : start + values.shape[2]].astype(values.dtype)
+        out = out + jnp.einsum("bkqs,bksh->bkqh", share, values, preferred_element_type=jnp.float32)
+        start += values.shape[2]
+    return out.astype(query.dtype).reshape(rows, num_heads, length, head_dim).transpose(0, 2, 1, 3)
+
+
+def _masked_scores(
+    grouped: Float[Array, "B K GL hd"], keys: Float[Array, "B K S hd"], visible: Bool[Array, "B L S"], scale: float
+) -> Float[Array, "B K GL S"]:
+    rows, kv_heads, queries, _ = grouped.shape
+    length, num_keys = visible.shape[1:]
+    scores = jnp.einsum("bkqh,bksh->bkqs", grouped, keys, preferred_element_type=jnp.float32) * scale
+    per_head = scores.reshape(rows, kv_heads, queries // length, length, num_keys)
+    return jnp.where(visible[:, None, None], per_head, _HIDDEN).reshape(scores.shape)

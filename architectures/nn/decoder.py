@@ -1,0 +1,142 @@
+"""A dense pre-norm decoder (Llama and Qwen3 lines) over paged caches, with taps.
+
+Layers are unrolled and their arrays kept apart: stacking them for a scan makes XLA copy every slice (`docs/performance.md`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int32
+
+from dspark_jax.architectures.nn.attention import paged_attention
+from dspark_jax.architectures.nn.embedding import Head, TokenTable, head_can_share_table, head_logits
+from dspark_jax.architectures.nn.kv_cache import KVCache, KVParams
+from dspark_jax.architectures.nn.linear import Linear
+from dspark_jax.architectures.nn.mlp import GatedMLP
+from dspark_jax.architectures.nn.norms import RMSNorm
+from dspark_jax.architectures.nn.ragged_batch import RaggedBatch
+from dspark_jax.architectures.nn.rotary import rotary_angles, rotate
+from dspark_jax.speculators_common.rope_config import RopeConfig
+
+Angles = tuple[Float[Array, "T R"], Float[Array, "T R"]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DecoderConfig:
+    """A dense decoder; the family's `config.py` fills it from `config.json`."""
+
+    hidden_size: int  # H
+    intermediate_size: int  # F
+    num_hidden_layers: int
+    num_attention_heads: int  # N
+    num_key_value_heads: int  # K
+    head_dim: int  # hd
+    rms_norm_eps: float
+    vocab_size: int  # V
+    rope: RopeConfig
+    max_position_embeddings: int
+    tie_word_embeddings: bool
+    use_qk_norm: bool  # RMSNorm over every query and key head before the rotation
+    attention_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    layer_windows: tuple[int | None, ...]
+
+    architecture: str = dataclasses.field(compare=False)
+    family: str = dataclasses.field(compare=False)
+    source: str = dataclasses.field(default="", compare=False)
+
+
+class DecoderAttention(nnx.Module):
+    """Grouped-query attention; q, k and v are one kernel, in that order."""
+
+    def __init__(self, config: DecoderConfig, layer: int, *, dtype: DTypeLike, rngs: nnx.Rngs) -> None:
+        self.layer = layer
+        self.window = config.layer_windows[layer]
+        self.num_heads, self.num_kv_heads, self.head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+        width = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+        self.qkv = Linear(config.hidden_size, width, bias=config.attention_bias, dtype=dtype, rngs=rngs)
+        self.output = Linear(self.num_heads * self.head_dim, config.hidden_size, bias=config.output_bias, dtype=dtype, rngs=rngs)
+        self.query_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.use_qk_norm else None
+        self.key_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.use_qk_norm else None
+
+    def __call__(self, x: Float[Array, "T H"], angles: Angles, batch: RaggedBatch, cache: KVCache) -> tuple[Float[Array, "T H"], KVCache]:
+        heads = self.qkv(x).reshape(x.shape[0], -1, self.head_dim)
+        query, key, value = jnp.split(heads, [self.num_heads, self.num_heads + self.num_kv_heads], axis=1)
+        query = rotate(query if self.query_norm is None else self.query_norm(query), angles)
+        key = rotate(key if self.key_norm is None else self.key_norm(key), angles)
+        cache = cache.write(self.layer, batch, key, value)
+        out = paged_attention(query, cache, self.layer, batch, scale=self.head_dim**-0.5, window=self.window)
+        return self.output(out.reshape(x.shape[0], -1)), cache
+
+
+class DecoderLayer(nnx.Module):
+    """`x += attention(norm(x)); x += mlp(norm(x))`."""
+
+    def __init__(self, config: DecoderConfig, layer: int, *, dtype: DTypeLike, rngs: nnx.Rngs) -> None:
+        self.input_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.attention = DecoderAttention(config, layer, dtype=dtype, rngs=rngs)
+        self.post_attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = GatedMLP(config.hidden_size, config.intermediate_size, bias=config.mlp_bias, dtype=dtype, rngs=rngs)
+
+    def __call__(self, x: Float[Array, "T H"], angles: Angles, batch: RaggedBatch, cache: KVCache) -> tuple[Float[Array, "T H"], KVCache]:
+        with jax.named_scope("attention"):
+            attended, cache = self.attention(self.input_norm(x), angles, batch, cache)
+        with jax.named_scope("mlp"):
+            x = x + attended
+            return x + self.mlp(self.post_attention_norm(x)), cache
+
+
+class DenseDecoder(nnx.Module):
+    """A `Target`: embedding, layers, final norm, head."""
+
+    def __init__(self, config: DecoderConfig, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs | None = None) -> None:
+        rngs = rngs or nnx.Rngs(0)
+        self.config = config
+        self.dtype = jnp.dtype(dtype)
+        self.table = TokenTable(config.vocab_size, config.hidden_size, dtype=dtype, rngs=rngs)
+        self.layers = nnx.List(DecoderLayer(config, layer, dtype=dtype, rngs=rngs) for layer in range(config.num_hidden_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        shares_table = config.tie_word_embeddings and head_can_share_table(dtype)
+        self.head = None if shares_table else Head(config.vocab_size, config.hidden_size, dtype=dtype, rngs=rngs)
+
+    def kv_params(self, page_size: int) -> KVParams:
+        """Geometry of the cache that `forward` writes."""
+        config = self.config
+        return KVParams(
+            num_layers=config.num_hidden_layers,
+            num_key_value_heads=config.num_key_value_heads,
+            head_dim=config.head_dim,
+            page_size=page_size,
+            dtype=self.dtype,
+        )
+
+    def embed_tokens(self, ids: Int32[Array, "*axes"]) -> Float[Array, "*axes H"]:
+        """Embedding rows as stored."""
+        return self.table(ids)
+
+    def lm_head(self, hidden: Float[Array, "*axes H"]) -> Float[Array, "*axes V"]:
+        """Raw head product, float32."""
+        return head_logits(hidden, self.table.rows[...]) if self.head is None else self.head(hidden)
+
+    def forward(self, batch: RaggedBatch, cache: KVCache, taps: tuple[int, ...] = ()) -> tuple[Float[Array, "T H"], Float[Array, "T mH"], KVCache]:
+        """Final-normed hidden states, the residual stream after each of `taps` layers (0 = embedding output) side by side, and the cache with the
+        batch written."""
+        x = self.embed_tokens(batch.tokens)
+        angles = rotary_angles(batch.positions, self.config.rope)
+        streams = {0: x}
+        for index, layer in enumerate(self.layers):
+            with jax.named_scope(f"layer{index}"):
+                x, cache = layer(x, angles, batch, cache)
+            streams[index + 1] = x
+        tapped = jnp.concatenate([streams[tap] for tap in taps], axis=-1) if taps else jnp.zeros((x.shape[0], 0), x.dtype)
+        return self.norm(x), tapped, cache
+
+    def compute_logits(self, hidden: Float[Array, "*axes H"]) -> Float[Array, "*axes V"]:
+        """Logits of final-normed hidden states, float32."""
+        return self.lm_head(hidden)

@@ -1,0 +1,16 @@
+"""Registry entry of the dense Qwen3 line."""
+
+from dspark_jax.architectures.nn.decoder import DenseDecoder
+from dspark_jax.architectures.nn.decoder_weights import decoder_recipes, ignored_tensors
+from dspark_jax.architectures.qwen3.config import parse_qwen3
+from dspark_jax.architectures.registry import SupportedArchitecture
+
+ARCHITECTURE = SupportedArchitecture(
+    name="Qwen3ForCausalLM",
+    kind="target",
+    family="qwen3",
+    parse_config=parse_qwen3,
+    build=DenseDecoder,
+    recipes=decoder_recipes,
+    ignored=ignored_tensors,
+)

@@ -1,0 +1,27 @@
+"""`config.json` of the dense Qwen3 line -> `DecoderConfig`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dspark_jax.architectures.nn.decoder import DecoderConfig
+from dspark_jax.architectures.nn.decoder_fields import read_decoder_geometry, read_layer_windows
+from dspark_jax.speculators_common.fields import Fields
+
+
+def parse_qwen3(raw: Mapping[str, Any], file: str, overrides: None = None) -> DecoderConfig:
+    """The decoder that `raw`, the content of `file`, describes: RMSNorm on every query and key head."""
+    fields = Fields(raw, file)
+    geometry = read_decoder_geometry(fields)
+    attention_bias = fields.boolean("attention_bias", default=False)
+    return DecoderConfig(
+        **geometry,
+        use_qk_norm=True,
+        attention_bias=attention_bias,
+        output_bias=attention_bias,
+        layer_windows=read_layer_windows(fields, geometry["num_hidden_layers"]),
+        architecture="Qwen3ForCausalLM",
+        family="qwen3",
+        source=file,
+    )

@@ -1,0 +1,46 @@
+"""JSON files of a checkpoint, read with a limit on their size and errors that name the file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from dspark_jax.speculators_common.errors import CheckpointError
+
+MAX_JSON_BYTES = 100_000_000
+
+
+def read_json_object(file: Path) -> dict[str, Any]:
+    """The JSON object in `file`; a `CheckpointError` if it cannot be read, is no JSON object or names a key twice."""
+    try:
+        size = file.stat().st_size
+        if size > MAX_JSON_BYTES:
+            raise CheckpointError(f"{file}: size: found {size} bytes, allowed at most {MAX_JSON_BYTES}")
+        data = file.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{file}: cannot be read: {error.strerror}") from error
+    return parse_json_object(data, str(file))
+
+
+def parse_json_object(data: bytes, file: str) -> dict[str, Any]:
+    """`data` as a JSON object; `file` is what the `CheckpointError` names."""
+    try:
+        value = json.loads(data.decode("utf-8"), object_pairs_hook=_unique)
+    except RecursionError as error:
+        raise CheckpointError(f"{file}: invalid JSON: nested too deeply") from error
+    except ValueError as error:  # bad UTF-8, bad JSON, a number with too many digits, a repeated key
+        raise CheckpointError(f"{file}: invalid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{file}: found a JSON {type(value).__name__}, allowed an object")
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    # Readers differ in which of two equal keys they keep, so a file with both has no meaning.
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"key {key!r} appears twice")
+        found[key] = value
+    return found

@@ -1,0 +1,126 @@
+"""A target, and a draft for it: files -> modules, or one error that says why not."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jax.typing import DTypeLike
+
+from dspark_jax.architectures.drafting.tables import DraftTables, tables_of
+from dspark_jax.architectures.module_loading import load_module
+from dspark_jax.architectures.registry import SupportedArchitecture, retrieve
+from dspark_jax.pipelines.checkpoint import Checkpoint, open_checkpoint, open_target
+from dspark_jax.pipelines.tokenizer import Tokenizer, open_tokenizer, stop_ids
+from dspark_jax.speculators_common.draft_config import DraftConfig, DraftOverrides
+from dspark_jax.speculators_common.errors import CheckpointError, PairError
+from dspark_jax.speculators_common.pair_checks import check_pair
+from dspark_jax.speculators_common.vocab_map import target_id_table
+from dspark_jax.speculators_common.weight_adapters import TensorSource
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LoadedTarget:
+    """A target ready to run. `tokenizer` is `None` for checkpoints that bring none: such models take and give ids."""
+
+    module: Any
+    config: Any
+    checkpoint: Checkpoint
+    tokenizer: Tokenizer | None
+    stop_ids: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LoadedDraft:
+    """A draft ready to run with the target it was loaded for."""
+
+    module: Any
+    config: DraftConfig
+    tables: DraftTables
+    checkpoint: Checkpoint
+
+
+def parse_checkpoint(checkpoint: Checkpoint, kind: str, overrides: DraftOverrides | None = None) -> tuple[SupportedArchitecture, Any]:
+    """Registry entry and parsed config; `kind` is what the checkpoint must be, `target` or `draft`."""
+    entry = retrieve(checkpoint.architecture)
+    if entry.kind != kind:
+        raise CheckpointError(f"{checkpoint.config_file}: architectures: found {checkpoint.architecture!r}, a {entry.kind}, allowed a {kind}")
+    return entry, entry.parse_config(checkpoint.config, checkpoint.config_file, overrides)
+
+
+def load_target(path: Path | str, dtype: DTypeLike) -> LoadedTarget:
+    """The target at `path` (directory, .gguf file or `smollm2`), its arrays in `dtype`."""
+    checkpoint = open_target(path)
+    entry, config = parse_checkpoint(checkpoint, "target")
+    module = load_module(
+        lambda: entry.build(config, dtype=dtype),
+        entry.recipes(config, checkpoint.tensors.keys()),
+        checkpoint.tensors,
+        file=str(checkpoint.path),
+        ignored=tuple(entry.ignored(config)),
+    )
+    tokenizer = open_tokenizer(checkpoint)
+    return LoadedTarget(module=module, config=config, checkpoint=checkpoint, tokenizer=tokenizer, stop_ids=stop_ids(checkpoint, tokenizer))
+
+
+def load_draft(path: Path | str, target: LoadedTarget, dtype: DTypeLike, overrides: DraftOverrides | None = None) -> LoadedDraft:
+    """The draft in directory `path`, checked against `target` before any weight is read."""
+    checkpoint = open_checkpoint(path)
+    entry, config = parse_checkpoint(checkpoint, "draft", overrides)
+    check_against(config, target.config)
+    tables = tables_of(config, checkpoint.tensors.keys())
+    tensors = with_target_rows(checkpoint.tensors, config, tables, target.checkpoint)
+    module = load_module(
+        lambda: entry.build(config, dtype=dtype, tables=tables),
+        entry.recipes(config, tensors.keys()),
+        tensors,
+        file=str(checkpoint.path),
+        ignored=tuple(entry.ignored(config)),
+    )
+    return LoadedDraft(module=module, config=config, tables=tables, checkpoint=checkpoint)
+
+
+def check_against(draft: DraftConfig, target_config: Any) -> None:
+    """Raise a `PairError` unless this draft can work with this target."""
+    check_pair(
+        draft,
+        hidden_size=target_config.hidden_size,
+        vocab_size=target_config.vocab_size,
+        num_layers=target_config.num_hidden_layers,
+        target_architecture=target_config.architecture,
+        target_file=target_config.source,
+    )
+
+
+def with_target_rows(tensors: Mapping[str, TensorSource], config: DraftConfig, tables: DraftTables, target: Checkpoint) -> Mapping[str, TensorSource]:
+    """The draft's tensors, with a pruned head that the file lacks taken from the target: its rows of the draft vocabulary, in draft order."""
+    if tables.lm_head != "target_rows":
+        return tensors
+    stored = {name: tensors[name].read() for name in ("d2t", "t2d") if name in tensors}
+    ids = target_id_table(vocab_size=config.vocab_size, draft_vocab_size=config.draft_vocab_size, file=config.source, **stored)
+    names = [name for name in ("lm_head.weight", "model.embed_tokens.weight") if name in target.tensors]
+    if not names:
+        raise PairError(f"{config.source}: no lm_head.weight in the draft, and none to share in {target.path}")
+    return {**tensors, "lm_head.weight": _Rows(target.tensors[names[0]], np.asarray(ids))}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Rows:
+    """Some rows of a tensor, as a tensor."""
+
+    source: TensorSource
+    rows: np.ndarray
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self.rows), *self.source.shape[1:])
+
+    @property
+    def dtype(self) -> str:
+        return self.source.dtype
+
+    def read(self) -> np.ndarray:
+        return self.source.read()[self.rows]

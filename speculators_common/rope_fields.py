@@ -1,0 +1,103 @@
+"""Reading rotary settings from raw configs, of targets and drafts alike, in their new and old layouts.
+
+New: `rope_parameters`, flat or one object per layer kind. Old: `rope_theta` beside `rope_scaling`, whose kind is named `type` or
+`rope_type`. A file may use both at once; they must then agree.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import get_args
+
+from dspark_jax.speculators_common.errors import field_error, missing_field
+from dspark_jax.speculators_common.fields import Fields, agreed
+from dspark_jax.speculators_common.rope_config import RopeConfig, RopeKind
+
+_KINDS: tuple[RopeKind, ...] = get_args(RopeKind)
+# Pairing neighbouring elements instead of the two halves of a head is another network; each name with the only value we support.
+_HALVES_PAIRED = {"rope_is_neox_style": True, "rope_interleave": False, "rope_interleaved": False}
+
+
+def parse_rope(
+    fields: Fields,
+    *,
+    head_dim: int,
+    partial_rotary_factor: float | None = None,
+    layer_types: Sequence[str] = ("full_attention",),
+) -> RopeConfig:
+    """The rotary settings of `fields`.
+
+    `partial_rotary_factor` is the share of `head_dim` that rotates; `None` takes what the file states, or the whole head. `layer_types` are
+    tried in this order where the settings are nested per layer kind. Raises `CheckpointError` for an unknown kind, a missing theta, a
+    missing or bad scaling parameter, or a rotary width that is not even.
+    """
+    section = _rope_section(fields, layer_types)
+    if partial_rotary_factor is None:
+        partial_rotary_factor = stated_partial_rotary_factor(fields, layer_types)
+    everywhere = fields.joined(*section.places)
+    for name, supported in _HALVES_PAIRED.items():
+        if everywhere.boolean(name, default=supported) is not supported:
+            raise everywhere.error(name, not supported, str(supported).lower())
+    kind = _kind(section)
+    share = 1.0 if partial_rotary_factor is None else partial_rotary_factor
+    rope = RopeConfig(theta=_theta(fields, section, kind), rotary_dim=_rotary_dim(fields, head_dim, share), kind=kind)
+    if kind == "default":
+        return rope
+    rope = dataclasses.replace(rope, factor=section.number("factor", above=0))
+    if kind == "linear":
+        return rope
+    low = section.number("low_freq_factor", above=0)
+    return dataclasses.replace(
+        rope,
+        low_freq_factor=low,
+        high_freq_factor=section.number("high_freq_factor", above=low),
+        original_max_position_embeddings=section.integer("original_max_position_embeddings", minimum=1),
+    )
+
+
+def stated_partial_rotary_factor(fields: Fields, layer_types: Sequence[str] = ("full_attention",)) -> float | None:
+    """`partial_rotary_factor` in (0, 1] as the file states it, beside the rotary settings or inside them; `None` if it says nothing."""
+    everywhere = fields.joined(*_rope_section(fields, layer_types).places)
+    return everywhere.number("partial_rotary_factor", above=0, maximum=1, default=None)
+
+
+def _rope_section(fields: Fields, layer_types: Sequence[str]) -> Fields:
+    sections = [section for name in ("rope_parameters", "rope_scaling") for section in fields.section(name).places]
+    entries = [_entry(section, layer_types) for section in sections]
+    return entries[0].joined(*entries[1:])
+
+
+def _entry(section: Fields, layer_types: Sequence[str]) -> Fields:
+    nested = [name for name, value in section.raw.items() if isinstance(value, Mapping)]
+    if not nested:
+        return section
+    chosen = next((name for name in layer_types if name in nested), None)
+    if chosen is None:
+        raise field_error(section.file, section.prefix, nested, f"an entry for {' or '.join(layer_types)}")
+    # Values beside the per-kind objects are leftovers of the writer and not those of any layer.
+    section.ignore(*(name for name in section.raw if name != chosen))
+    return section.section(chosen)
+
+
+def _kind(section: Fields) -> RopeKind:
+    stated = [(section.label(name), section.string(name)) for name in ("rope_type", "type") if section.has(name)]
+    name = agreed(section.file, stated) if stated else "default"
+    for kind in _KINDS:
+        if name == kind:
+            return kind
+    raise field_error(section.file, stated[0][0], name, f"{', '.join(_KINDS)} as RoPE type")
+
+
+def _theta(fields: Fields, section: Fields, kind: RopeKind) -> float:
+    everywhere = section.joined(*fields.places)
+    if not everywhere.has("rope_theta"):
+        raise missing_field(fields.file, f"{section.prefix}.rope_theta or rope_theta", f"a finite number > 0 (RoPE type {kind!r})")
+    return everywhere.number("rope_theta", above=0)
+
+
+def _rotary_dim(fields: Fields, head_dim: int, factor: float) -> int:
+    rotary_dim = int(head_dim * factor)
+    if rotary_dim < 2 or rotary_dim % 2:
+        raise fields.error("head_dim", head_dim, f"a head whose rotary part is an even number >= 2, found {rotary_dim} at factor {factor}")
+    return rotary_dim

@@ -1,0 +1,87 @@
+"""Checkpoint tensors -> module parameters, strictly: every tensor is consumed, every parameter is filled, shapes are checked first.
+
+A family describes its checkpoint as a table of `Recipe`s, one per module parameter. `check_tensors` walks the whole table before it complains, so
+that one error lists every missing, unexpected and misshapen tensor; nothing is read before the names and shapes are known to be right.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from dspark_jax.speculators_common.errors import collected_error
+
+
+@runtime_checkable
+class TensorSource(Protocol):
+    """One tensor of a checkpoint: its header is known, its bytes are read on demand."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> str: ...
+
+    def read(self) -> np.ndarray: ...
+
+
+def _only(tensors: Sequence[np.ndarray]) -> np.ndarray:
+    return tensors[0]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How one module parameter is made from checkpoint tensors.
+
+    `tensors` maps each checkpoint name to the shape it must have there; `assemble` gets the arrays in that order.
+    """
+
+    tensors: Mapping[str, tuple[int, ...]]
+    assemble: Callable[[Sequence[np.ndarray]], np.ndarray] = _only
+
+
+def copied(name: str, shape: tuple[int, ...]) -> Recipe:
+    """The tensor as it is stored."""
+    return Recipe(tensors={name: shape})
+
+
+def transposed(name: str, shape: tuple[int, int]) -> Recipe:
+    """A Linear stored `[out, in]`, wanted `[in, out]`; `shape` is the stored one."""
+    return Recipe(tensors={name: shape}, assemble=lambda t: np.asarray(t[0]).T)
+
+
+def stacked_columns(shapes: Mapping[str, tuple[int, int]]) -> Recipe:
+    """Several Linears of one input, stored `[out, in]`, as one kernel `[in, sum of outs]`."""
+    return Recipe(tensors=dict(shapes), assemble=lambda t: np.concatenate(t, axis=0).T)
+
+
+def joined_biases(shapes: Mapping[str, tuple[int]]) -> Recipe:
+    """The biases that belong to `stacked_columns`."""
+    return Recipe(tensors=dict(shapes), assemble=lambda t: np.concatenate(t, axis=0))
+
+
+def check_tensors(
+    recipes: Mapping[str, Recipe],
+    available: Mapping[str, TensorSource],
+    *,
+    file: str,
+    ignored: Iterable[str] = (),
+) -> None:
+    """Raise one `CheckpointError` that lists every missing, unexpected and misshapen tensor.
+
+    `ignored` are full names that training alone needs; each of them may be present or absent.
+    """
+    wanted = {name: shape for recipe in recipes.values() for name, shape in recipe.tensors.items()}
+    skipped = set(ignored)
+    faults = [f"tensor {name}: missing, expected shape {list(shape)}" for name, shape in wanted.items() if name not in available]
+    faults += [f"tensor {name}: unexpected" for name in available if name not in wanted and name not in skipped]
+    faults += [
+        f"tensor {name}: found shape {list(available[name].shape)}, expected {list(shape)}"
+        for name, shape in wanted.items()
+        if name in available and tuple(available[name].shape) != tuple(shape)
+    ]
+    if faults:
+        raise collected_error(file, faults)
