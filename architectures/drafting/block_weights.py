@@ -27,7 +27,7 @@ def block_draft_recipes(config: DraftConfig, names: Collection[str]) -> dict[str
     if tables.embed_tokens == "own":
         recipes["table.rows"] = copied("embed_tokens.weight", (config.vocab_size, hidden))
     if tables.lm_head != "target":
-        recipes["head.kernel"] = _first_rows("lm_head.weight", (config.draft_vocab_size, hidden), config.num_draft_ids)
+        recipes["head.kernel"] = _first_columns("lm_head.weight", (config.draft_vocab_size, hidden), config.num_draft_ids)
     for layer in range(config.num_hidden_layers):
         recipes |= {f"layers.{layer}.{path}": recipe for path, recipe in _layer_recipes(config, f"layers.{layer}").items()}
     return recipes
@@ -59,10 +59,9 @@ def _markov_recipes(config: DraftConfig) -> dict[str, Recipe]:
     if config.markov_head_type == "none":
         return {}
     rank, hidden = config.markov_rank, config.hidden_size
-    w2 = _first_rows("markov_head.markov_w2.weight", (config.draft_vocab_size, rank), config.num_draft_ids)
     recipes = {
         "markov_head.w1": copied("markov_head.markov_w1.weight", (config.vocab_size, rank)),
-        "markov_head.w2": Recipe(tensors=w2.tensors, assemble=lambda tensors: w2.assemble(tensors).T),
+        "markov_head.w2": _first_columns("markov_head.markov_w2.weight", (config.draft_vocab_size, rank), config.num_draft_ids),
     }
     if config.markov_head_type == "gated":
         recipes["markov_head.gate.kernel"] = transposed("markov_head.gate_proj.weight", (rank, hidden + rank))
@@ -105,6 +104,6 @@ def _vocab_recipes(config: DraftConfig, names: Collection[str]) -> dict[str, Rec
     return {"draft_to_target": Recipe(tensors=present, assemble=absolute_ids)}
 
 
-def _first_rows(name: str, shape: tuple[int, int], rows: int) -> Recipe:
-    """A table over the draft vocabulary without the padding rows beyond the target's, which must never be proposed."""
-    return Recipe(tensors={name: shape}, assemble=lambda tensors: tensors[0][:rows])
+def _first_columns(name: str, shape: tuple[int, int], count: int) -> Recipe:
+    """A Linear onto the draft vocabulary, transposed, without the padding ids beyond the target's vocabulary, which must never be proposed."""
+    return Recipe(tensors={name: shape}, assemble=lambda tensors: tensors[0][:count].T)

@@ -72,7 +72,7 @@ class DSparkSpeculatorsDraft(BlockDraft):
         _check("layer_sliding", len(windows), len(windows) == num_hidden_layers, f"{num_hidden_layers} entries")
         _check("sliding_window", sliding_window, sliding_window is None or sliding_window > 0, "None or a positive integer")
         _check("sliding_window", sliding_window, sliding_window is not None or not any(windows), "a window, as layer_sliding names layers")
-        _check("draft_vocab_size", draft_vocab_size, 0 < draft_vocab_size <= vocab_size, f"1..{vocab_size}")
+        _check("draft_vocab_size", draft_vocab_size, draft_vocab_size > 0, "1 or more (ids from vocab_size on are padding and never proposed)")
         _check("markov_rank", markov_rank, markov_rank >= 0, "0 or more")
         _check("block_size", block_size, block_size >= (1 if sample_from_anchor else 2), "1 or more anchor-first, 2 or more fill-in")
         _check("mask_token_id", mask_token_id, 0 <= mask_token_id < vocab_size, f"0..{vocab_size - 1}")

@@ -56,7 +56,7 @@ def block_attention(
 
 def _attend(
     query: Float[Array, "B L N hd"],
-    parts: list[tuple[Float[Array, "B K S hd"], Float[Array, "B K S hd"], Bool[Array, "B L S"]]],
+    parts: list[tuple[Float[Array, "B K _ hd"], Float[Array, "B K _ hd"], Bool[Array, "B L _"]]],
     scale: float,
 ) -> Float[Array, "B L N hd"]:
     """Softmax attention over the union of several key sets; query head n reads key head `n // (N / K)`."""

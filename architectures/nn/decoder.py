@@ -14,7 +14,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int32
 
 from dspark_jax.architectures.nn.attention import paged_attention
-from dspark_jax.architectures.nn.embedding import Head, TokenTable, head_can_share_table, head_logits
+from dspark_jax.architectures.nn.embedding import Head, TokenTable, head_can_share_table, tied_logits
 from dspark_jax.architectures.nn.kv_cache import KVCache, KVParams
 from dspark_jax.architectures.nn.linear import Linear
 from dspark_jax.architectures.nn.mlp import GatedMLP
@@ -66,13 +66,20 @@ class DecoderAttention(nnx.Module):
         self.key_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.use_qk_norm else None
 
     def __call__(self, x: Float[Array, "T H"], angles: Angles, batch: RaggedBatch, cache: KVCache) -> tuple[Float[Array, "T H"], KVCache]:
-        heads = self.qkv(x).reshape(x.shape[0], -1, self.head_dim)
-        query, key, value = jnp.split(heads, [self.num_heads, self.num_heads + self.num_kv_heads], axis=1)
-        query = rotate(query if self.query_norm is None else self.query_norm(query), angles)
-        key = rotate(key if self.key_norm is None else self.key_norm(key), angles)
-        cache = cache.write(self.layer, batch, key, value)
+        # Float32 until norms and rotation are done: one rounding, and fewer conversions than rounding after every step.
+        heads = self.qkv.wide(x).reshape(x.shape[0], -1, self.head_dim)
+        rotating, value = jnp.split(heads, [self.num_heads + self.num_kv_heads], axis=1)
+        query, key = jnp.split(rotate(self._normed(rotating), angles).astype(x.dtype), [self.num_heads], axis=1)
+        cache = cache.write(self.layer, batch, key, value.astype(x.dtype))
         out = paged_attention(query, cache, self.layer, batch, scale=self.head_dim**-0.5, window=self.window)
         return self.output(out.reshape(x.shape[0], -1)), cache
+
+    def _normed(self, heads: Float[Array, "T NK hd"]) -> Float[Array, "T NK hd"]:
+        """Query and key norms, where the family has them."""
+        if self.query_norm is None or self.key_norm is None:
+            return heads
+        query, key = jnp.split(heads, [self.num_heads], axis=1)
+        return jnp.concatenate([self.query_norm(query), self.key_norm(key)], axis=1)
 
 
 class DecoderLayer(nnx.Module):
@@ -102,7 +109,7 @@ class DenseDecoder(nnx.Module):
         self.table = TokenTable(config.vocab_size, config.hidden_size, dtype=dtype, rngs=rngs)
         self.layers = nnx.List(DecoderLayer(config, layer, dtype=dtype, rngs=rngs) for layer in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        shares_table = config.tie_word_embeddings and head_can_share_table(dtype)
+        shares_table = config.tie_word_embeddings and head_can_share_table()
         self.head = None if shares_table else Head(config.vocab_size, config.hidden_size, dtype=dtype, rngs=rngs)
 
     def kv_params(self, page_size: int) -> KVParams:
@@ -122,7 +129,7 @@ class DenseDecoder(nnx.Module):
 
     def lm_head(self, hidden: Float[Array, "*axes H"]) -> Float[Array, "*axes V"]:
         """Raw head product, float32."""
-        return head_logits(hidden, self.table.rows[...]) if self.head is None else self.head(hidden)
+        return tied_logits(hidden, self.table.rows[...]) if self.head is None else self.head(hidden)
 
     def forward(self, batch: RaggedBatch, cache: KVCache, taps: tuple[int, ...] = ()) -> tuple[Float[Array, "T H"], Float[Array, "T mH"], KVCache]:
         """Final-normed hidden states, the residual stream after each of `taps` layers (0 = embedding output) side by side, and the cache with the

@@ -11,7 +11,8 @@ from dspark_jax.speculators_common.weight_adapters import Recipe, copied, joined
 def decoder_recipes(config: DecoderConfig, names: Collection[str]) -> dict[str, Recipe]:
     """One recipe per parameter. A tied head is made from the embedding; an untied one has a tensor of its own."""
     embedding = copied("model.embed_tokens.weight", (config.vocab_size, config.hidden_size))
-    head = embedding if config.tie_word_embeddings else copied("lm_head.weight", (config.vocab_size, config.hidden_size))
+    head_name = "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
+    head = transposed(head_name, (config.vocab_size, config.hidden_size))
     recipes = {"table.rows": embedding, "head.kernel": head, "norm.weight": copied("model.norm.weight", (config.hidden_size,))}
     for layer in range(config.num_hidden_layers):
         table = layer_recipes(config, f"model.layers.{layer}")

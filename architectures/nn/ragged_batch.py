@@ -24,7 +24,7 @@ class RaggedBatch:
     tokens: Int32[Array, "T"]
     positions: Int32[Array, "T"]
     row_of_token: Int32[Array, "T"]
-    row_offsets: Int32[Array, "B+1"]
+    row_offsets: Int32[Array, "bounds"]  # B + 1
     row_width: int = dataclasses.field(metadata={"static": True})
     rectangular: bool = dataclasses.field(default=False, metadata={"static": True})
 

@@ -44,7 +44,7 @@ class RoundState:
 class RoundOutput:
     """What one round did, per row."""
 
-    tokens: Int32[Array, "B k+1"]  # emitted tokens, NO_TOKEN beyond num_tokens
+    tokens: Int32[Array, "B verified"]  # 1 + k: emitted tokens, NO_TOKEN beyond num_tokens
     num_tokens: Int32[Array, "B"]  # after the cut at the first stop token and at the budget
     is_round: Bool[Array, "B"]  # a verification happened: prompt chunks and inert rows count in no statistic
     proposed: Int32[Array, "B"]  # drafts verified; cut at an accepted stop token, not at the budget

@@ -72,7 +72,7 @@ def _batch(state: RoundState, chunk: PromptChunk | None, config: StepConfig) -> 
 
 def _verify(
     target: Target, draft: Draft | None, state: RoundState, batch: RaggedBatch, chunk: PromptChunk | None, config: StepConfig
-) -> tuple[Int32[Array, "B k+1"], Float[Array, "T mH"], KVPages]:
+) -> tuple[Int32[Array, "B verified"], Float[Array, "T mH"], KVPages]:
     """The target's own token after each verify row (after the last prompt token for prompt rows), its taps, its pages."""
     cache = KVCache(pages=state.target_pages, page_table=state.page_table[:, : config.num_pages], lengths=state.committed)
     hidden, taps, cache = target.forward(batch, cache, () if draft is None else draft.config.taps)
@@ -96,7 +96,7 @@ def _choose(target: Target, hidden: Float[Array, "B n H"], config: StepConfig) -
 
 
 def _commit(
-    state: RoundState, chunk: PromptChunk | None, choices: Int32[Array, "B k+1"], is_prompt: Bool[Array, "B"]
+    state: RoundState, chunk: PromptChunk | None, choices: Int32[Array, "B verified"], is_prompt: Bool[Array, "B"]
 ) -> tuple[RoundState, RoundOutput, Int32[Array, "B"]]:
     """Accept, emit, advance P. Also the number of batch tokens per row that become draft context."""
     offered = jnp.where(is_prompt | state.finished, 0, state.num_drafts)
