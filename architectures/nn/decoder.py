@@ -50,6 +50,7 @@ class DecoderConfig:
     architecture: str = dataclasses.field(compare=False)
     family: str = dataclasses.field(compare=False)
     source: str = dataclasses.field(default="", compare=False)
+    unknown_fields: tuple[str, ...] = dataclasses.field(default=(), compare=False)  # stated in the file, of no known meaning, without influence
 
 
 class DecoderAttention(nnx.Module):

@@ -31,14 +31,13 @@ class StepConfig:
 
     num_speculative_tokens: int  # k: drafts asked for per round; the draft always runs its trained width
     num_pages: int  # page-table columns that attention reads: positions below num_pages * page_size
-    min_tokens_per_row: int = 1  # inert padding of plain decoding, see `speculators_common/storage.py`
 
 
 def speculative_step(target: Target, draft: Draft | None, config: StepConfig) -> Step:
     """The round for this pair. A draft of `None` gives plain greedy decoding."""
 
     def step(state: RoundState, chunk: PromptChunk | None = None) -> tuple[RoundState, RoundOutput]:
-        batch, is_prompt = _batch(state, chunk, config)
+        batch, is_prompt = _batch(state, chunk)
         with jax.named_scope("verify"):
             choices, taps, target_pages = _verify(target, draft, state, batch, chunk, config)
         with jax.named_scope("accept"):
@@ -53,11 +52,11 @@ def speculative_step(target: Target, draft: Draft | None, config: StepConfig) ->
     return step
 
 
-def _batch(state: RoundState, chunk: PromptChunk | None, config: StepConfig) -> tuple[RaggedBatch, Bool[Array, "B"]]:
+def _batch(state: RoundState, chunk: PromptChunk | None) -> tuple[RaggedBatch, Bool[Array, "B"]]:
     """Tokens `[anchor, drafts]` of decode rows and prompt tokens of prompt rows, from position P on."""
     tokens = jnp.concatenate([state.anchor[:, None], state.drafts], axis=1)
     lengths = jnp.where(state.finished, 0, 1 + state.num_drafts)
-    width = max(tokens.shape[1], config.min_tokens_per_row, 0 if chunk is None else chunk.tokens.shape[1])
+    width = max(tokens.shape[1], 0 if chunk is None else chunk.tokens.shape[1])
     tokens = jnp.pad(tokens, ((0, 0), (0, width - tokens.shape[1])))
     is_prompt = jnp.zeros((state.num_rows,), bool)
     if chunk is not None:
@@ -84,15 +83,7 @@ def _verify(
         last = jnp.maximum(chunk.lengths - 1, 0)[:, None]
         index = jnp.where(chunk.is_prompt[:, None], last, jnp.arange(num_verified, dtype=jnp.int32)[None, :])
         wanted = jnp.take_along_axis(by_row, index[:, :, None], axis=1)
-    return _choose(target, wanted, config), taps, cache.pages
-
-
-def _choose(target: Target, hidden: Float[Array, "B n H"], config: StepConfig) -> Int32[Array, "B n"]:
-    rows, count, width = hidden.shape
-    flat = hidden.reshape(rows * count, width)
-    padding = max(config.min_tokens_per_row - rows * count, 0)
-    logits = target.compute_logits(jnp.pad(flat, ((0, padding), (0, 0))))
-    return argmax(logits[: rows * count]).reshape(rows, count)
+    return argmax(target.compute_logits(wanted)), taps, cache.pages
 
 
 def _commit(
