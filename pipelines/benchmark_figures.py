@@ -32,7 +32,7 @@ class Run:
             prompt_length=len(completion.request.prompt_ids),
             output_ids=tuple(completion.output_ids),
             rounds=tuple(completion.rounds),
-            committed=round((completion.tau or 0.0) * len(completion.rounds)),
+            committed=completion.committed,
             seconds=completion.decode_seconds,
             first_token_seconds=completion.prefill_seconds,
         )

@@ -72,6 +72,7 @@ def load_draft(path: Path | str, target: LoadedTarget, dtype: DTypeLike, overrid
     entry, config = parse_checkpoint(checkpoint, "draft", overrides)
     check_against(config, target.config)
     tables = tables_of(config, checkpoint.tensors.keys())
+    check_borrowed(config, tables, target.config)
     tensors = with_target_rows(checkpoint.tensors, config, tables, target.checkpoint)
     module = load_module(
         lambda: entry.build(config, dtype=dtype, tables=tables),
@@ -93,6 +94,16 @@ def check_against(draft: DraftConfig, target_config: Any) -> None:
         target_architecture=target_config.architecture,
         target_file=target_config.source,
     )
+
+
+def check_borrowed(draft: DraftConfig, tables: DraftTables, target_config: Any) -> None:
+    """Raise a `PairError` if tables of the target would have to serve a draft of another width."""
+    borrowed = [name for name in ("embed_tokens", "lm_head") if getattr(tables, name) != "own"]
+    if borrowed and draft.hidden_size != target_config.hidden_size:
+        raise PairError(
+            f"{draft.source}: hidden_size: found {draft.hidden_size}, allowed {target_config.hidden_size}: "
+            f"{' and '.join(borrowed)} would be the target's ({target_config.source})"
+        )
 
 
 def with_target_rows(tensors: Mapping[str, TensorSource], config: DraftConfig, tables: DraftTables, target: Checkpoint) -> Mapping[str, TensorSource]:

@@ -66,7 +66,10 @@ class KVCache:
     lengths: Int32[Array, "B"]
 
     def write(self, layer: int, batch: RaggedBatch, keys: Float[Array, "T K hd"], values: Float[Array, "T K hd"]) -> KVCache:
-        """Store one layer's keys and values at `batch.positions`; inert tokens and unassigned pages store nothing."""
+        """Store one layer's keys and values at `batch.positions`; inert tokens and unassigned pages store nothing.
+
+        A value that is not finite is stored as 0: masking gives a stale row weight 0, and 0 times NaN would still reach the row that owns the page next.
+        """
         pool = self.pages.keys[layer]
         num_pages, _, page_size, _ = pool.shape
         page_index = jnp.maximum(batch.positions, 0) // page_size
@@ -94,7 +97,8 @@ class KVCache:
 def _scatter(
     pool: Shaped[Array, "pages K page hd"], page: Int32[Array, "T"], slot: Int32[Array, "T"], rows: Float[Array, "T K hd"]
 ) -> Shaped[Array, "pages K page hd"]:
-    return pool.at[page, :, slot].set(encode_rows(rows, pool.dtype), mode="drop")
+    finite = jnp.where(jnp.isfinite(rows), rows, jnp.zeros_like(rows))
+    return pool.at[page, :, slot].set(encode_rows(finite, pool.dtype), mode="drop")
 
 
 def _replace(pools: tuple[Shaped[Array, "..."], ...], layer: int, pool: Shaped[Array, "..."]) -> tuple[Shaped[Array, "..."], ...]:

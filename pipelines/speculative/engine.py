@@ -59,15 +59,19 @@ class Completion:
     decode_seconds: float = 0.0  # wall time between the first and the last token, shared with the rows beside it
 
     @property
-    def tau(self) -> float | None:
-        """Mean acceptance length: accepted drafts and the target's own token per round; `None` without a round.
+    def committed(self) -> int:
+        """Tokens that the rounds committed: accepted drafts and the target's own, what the budget cut off included.
 
         A round that ends in an accepted stop token has no token of the target's own.
         """
-        if not self.rounds:
-            return None
-        ends_in_draft = self.finish_reason == "stop" and len(self.output_ids) - 1 < sum(accepted + 1 for _, accepted in self.rounds)
-        return (sum(accepted + 1 for _, accepted in self.rounds) - ends_in_draft) / len(self.rounds)
+        total = sum(accepted + 1 for _, accepted in self.rounds)
+        ends_in_draft = self.finish_reason == "stop" and len(self.output_ids) - 1 < total
+        return total - ends_in_draft
+
+    @property
+    def tau(self) -> float | None:
+        """Mean acceptance length, `committed` per round; `None` without a round."""
+        return self.committed / len(self.rounds) if self.rounds else None
 
 
 OnTokens = Callable[[int, Sequence[int]], None]
@@ -127,13 +131,13 @@ class Engine:
                 self._prefill_call(0, np.zeros((width,), np.int32), 0, False, num_pages)
                 count += 1
             if stream in (None, True):
-                self._state, _ = self.programs.round(self._taken_state(), num_pages=num_pages)
+                self._state, _ = self.programs.round(self._donated_state(), num_pages=num_pages)
                 count += 1
             if stream in (None, False):
-                self._state, _ = self.programs.loop(self._taken_state(), num_pages=num_pages, until_any_finishes=False)
+                self._state, _ = self.programs.loop(self._donated_state(), num_pages=num_pages, until_any_finishes=False)
                 count += 1
         self._state = jax.block_until_ready(self._admitted(0, [], 0, Request(prompt_ids=(0,), max_new_tokens=0)))
-        self._state = dataclasses.replace(self._taken_state(), finished=jnp.ones((self.options.batch_size,), bool))
+        self._state = dataclasses.replace(self._donated_state(), finished=jnp.ones((self.options.batch_size,), bool))
         return count
 
     def check(self, request: Request) -> None:
@@ -165,6 +169,8 @@ class Engine:
         `on_tokens(index, ids)` gets the tokens of a request as they reach the host. A request that would pass `max_seq_len` ends there with reason
         `length`.
         """
+        if any(self._rows):
+            raise RequestError("engine: found a run in progress, allowed one at a time: finish or close it first")
         for request in requests:
             self.check(request)
         waiting = collections.deque(enumerate(requests))
@@ -212,12 +218,12 @@ class Engine:
         deepest = max(row.committed for row in self._rows if row)
         num_pages = self.page_bucket(deepest + self._headroom)
         if stream:
-            self._state, output = self.programs.round(self._taken_state(), num_pages=num_pages)
+            self._state, output = self.programs.round(self._donated_state(), num_pages=num_pages)
             host = jax.device_get(output)
             counts = host.is_round.astype(np.int32)
             proposed, accepted = host.proposed[:, None], host.accepted[:, None]
         else:
-            self._state, loop_output = self.programs.loop(self._taken_state(), num_pages=num_pages, until_any_finishes=until_any_finishes)
+            self._state, loop_output = self.programs.loop(self._donated_state(), num_pages=num_pages, until_any_finishes=until_any_finishes)
             host = jax.device_get(loop_output)
             counts, proposed, accepted = host.num_rounds, host.proposed, host.accepted
         for slot, row in enumerate(self._rows):
@@ -286,7 +292,7 @@ class Engine:
         stops = np.full((self.options.max_stop_ids,), NO_TOKEN, np.int32)
         stops[: len(request.stop_ids)] = request.stop_ids
         return self.programs.admit(
-            self._taken_state(),
+            self._donated_state(),
             slot,
             pages=jnp.asarray(table),
             budget=budget,
@@ -295,7 +301,7 @@ class Engine:
         )
 
     def _prefill_call(self, slot: int, tokens: np.ndarray, length: int, is_last: bool, num_pages: int) -> RoundOutput:
-        self._state, output = self.programs.prefill(self._taken_state(), slot, jnp.asarray(tokens), length, is_last, num_pages=num_pages)
+        self._state, output = self.programs.prefill(self._donated_state(), slot, jnp.asarray(tokens), length, is_last, num_pages=num_pages)
         return output
 
     def _empty_state(self) -> RoundState:
@@ -309,7 +315,7 @@ class Engine:
             num_stop_ids=self.options.max_stop_ids,
         )
 
-    def _taken_state(self) -> RoundState:
+    def _donated_state(self) -> RoundState:
         """The state, to be donated. A call that failed took it along: then the caches start anew, as all rows were dropped with it."""
         if self._state is None:
             self._state = self._empty_state()

@@ -70,10 +70,6 @@ class Programs:
         """The lowered device loop, for inspection."""
         return self._loop.lower(self._leaves, state, jnp.asarray(False), num_pages=num_pages)
 
-    def weight_bytes(self) -> int:
-        """Bytes of all arrays that the programs read besides the state."""
-        return sum(leaf.nbytes for leaf in self._leaves)
-
     @staticmethod
     def _jitted(program: Callable[..., Any], static: tuple[str, ...]) -> Any:
         return jax.jit(program, donate_argnums=(1,), static_argnames=static)

@@ -93,8 +93,8 @@ def _commit(
     offered = jnp.where(is_prompt | state.finished, 0, state.num_drafts)
     verdict = accept_greedy(state.drafts, offered, choices)
     is_round = ~is_prompt & ~state.finished
-    says = is_round if chunk is None else is_round | (is_prompt & chunk.is_last)
-    emission = cut_emission(state.drafts, verdict, state.stop_ids, jnp.where(says, state.remaining, 0), NO_TOKEN)
+    emits = is_round if chunk is None else is_round | (is_prompt & chunk.is_last)
+    emission = cut_emission(state.drafts, verdict, state.stop_ids, jnp.where(emits, state.remaining, 0), NO_TOKEN)
     kept = emission.num_tokens
     if chunk is not None:
         kept = jnp.where(is_prompt, chunk.lengths, kept)
@@ -110,9 +110,9 @@ def _commit(
     state = dataclasses.replace(
         state,
         committed=state.committed + kept,
-        anchor=jnp.where(says & (emission.num_tokens > 0), emission.last_token, state.anchor),
+        anchor=jnp.where(emits & (emission.num_tokens > 0), emission.last_token, state.anchor),
         remaining=remaining,
-        finished=state.finished | (says & (emission.stopped | (remaining <= 0))),
+        finished=state.finished | (emits & (emission.stopped | (remaining <= 0))),
     )
     return state, output, kept
 
@@ -129,17 +129,23 @@ def _propose(
     assert state.draft_pages is not None
     table = state.page_table[:, : config.num_pages]
     cache = KVCache(pages=state.draft_pages, page_table=table, lengths=state.committed)
-    cache = draft.materialize_kv(draft.project_target_hidden(taps), batch, cache)
+    context = draft.project_target_hidden(taps)
+    cache = draft.materialize_kv(context, batch, cache)
     num_slots = config.num_speculative_tokens + (0 if draft.config.sample_from_anchor else 1)
     hidden = draft.forward_block(draft.embed_block(state.anchor, target), cache, num_slots)
     base_logits = draft.compute_logits(hidden, target)
     drafts = draft.sample_draft_tokens(base_logits, state.anchor, hidden=hidden)
-    finite = jnp.all(jnp.isfinite(hidden), axis=(1, 2))
-    room = table.shape[1] * cache.pages.keys[0].shape[2] - 1 - state.committed
-    length = jnp.clip(room, 0, config.num_speculative_tokens)
+    finite = jnp.all(jnp.isfinite(hidden), axis=(1, 2)) & _kept_rows_finite(context, batch)
+    free_positions = state.page_table.shape[1] * cache.pages.keys[0].shape[2] - 1 - state.committed
+    length = jnp.clip(free_positions, 0, config.num_speculative_tokens)
     confidence = draft.predict_confidence(hidden, state.anchor, drafts)
     if confidence is not None:
         length = jnp.minimum(length, confident_length(confidence, state.confidence_threshold))
     length = jnp.where(finite, length, 0)
     state = dataclasses.replace(state, draft_pages=cache.pages, drafts=drafts, num_drafts=length)
     return state, ~finite & ~state.finished
+
+
+def _kept_rows_finite(context: Float[Array, "T d"], batch: RaggedBatch) -> Bool[Array, "B"]:
+    finite = jnp.all(jnp.isfinite(context), axis=-1) | (batch.positions == PADDING_POSITION)
+    return jnp.all(batch.to_rows(finite), axis=1)
