@@ -36,7 +36,8 @@ def _only(tensors: Sequence[np.ndarray]) -> np.ndarray:
 class Recipe:
     """How one module parameter is made from checkpoint tensors.
 
-    `tensors` maps each checkpoint name to the shape it must have there; `assemble` gets the arrays in that order. Only tables of ids are anything but floating point.
+    `tensors` maps each checkpoint name to the shape it must have there; `assemble` gets the arrays in that order. Only tables of ids are anything
+    but floating point.
     """
 
     tensors: Mapping[str, tuple[int, ...]]

@@ -68,7 +68,8 @@ class KVCache:
     def write(self, layer: int, batch: RaggedBatch, keys: Float[Array, "T K hd"], values: Float[Array, "T K hd"]) -> KVCache:
         """Store one layer's keys and values at `batch.positions`; inert tokens and unassigned pages store nothing.
 
-        A value that is not finite is stored as 0: masking gives a stale row weight 0, and 0 times NaN would still reach the row that owns the page next.
+        A value that is not finite is stored as 0: masking gives a stale row weight 0, and 0 times NaN would still reach the row that owns the page
+        next.
         """
         pool = self.pages.keys[layer]
         num_pages, _, page_size, _ = pool.shape
