@@ -44,6 +44,8 @@ _entries: dict[str, SupportedArchitecture] = {}
 _built_in = {
     "LlamaForCausalLM": "dspark_jax.architectures.llama.arch",
     "Qwen3ForCausalLM": "dspark_jax.architectures.qwen3.arch",
+    "Gemma3ForCausalLM": "dspark_jax.architectures.gemma3.arch",
+    "Gemma3ForConditionalGeneration": "dspark_jax.architectures.gemma3.arch",
     "DSparkDraftModel": "dspark_jax.architectures.dspark_draft.arch",
     "DSparkSpeculator": "dspark_jax.architectures.dspark_draft.arch",
     "Qwen3DSparkModel": "dspark_jax.architectures.dspark_deepspec.arch",
