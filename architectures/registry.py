@@ -44,6 +44,7 @@ _entries: dict[str, SupportedArchitecture] = {}
 _built_in = {
     "LlamaForCausalLM": "dspark_jax.architectures.llama.arch",
     "Qwen3ForCausalLM": "dspark_jax.architectures.qwen3.arch",
+    "Qwen3MoeForCausalLM": "dspark_jax.architectures.qwen3_moe.arch",
     "Gemma3ForCausalLM": "dspark_jax.architectures.gemma3.arch",
     "Gemma3ForConditionalGeneration": "dspark_jax.architectures.gemma3.arch",
     "Gemma4ForCausalLM": "dspark_jax.architectures.gemma4.arch",
