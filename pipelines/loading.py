@@ -12,6 +12,7 @@ from jax.typing import DTypeLike
 
 from dspark_jax.architectures.drafting.tables import DraftTables, tables_of
 from dspark_jax.architectures.module_loading import load_module
+from dspark_jax.architectures.recurrent_state import refuse_recurrent_state
 from dspark_jax.architectures.registry import SupportedArchitecture, retrieve
 from dspark_jax.pipelines.checkpoint import Checkpoint, open_checkpoint, open_target
 from dspark_jax.pipelines.tokenizer import Tokenizer, open_tokenizer, stop_ids
@@ -45,6 +46,8 @@ class LoadedDraft:
 
 def parse_checkpoint(checkpoint: Checkpoint, kind: str, overrides: DraftOverrides | None = None) -> tuple[SupportedArchitecture, Any]:
     """Registry entry and parsed config; `kind` is what the checkpoint must be, `target` or `draft`."""
+    if kind == "target":
+        refuse_recurrent_state(checkpoint.config, checkpoint.config_file)
     entry = retrieve(checkpoint.architecture)
     if entry.kind != kind:
         raise CheckpointError(f"{checkpoint.config_file}: architectures: found {checkpoint.architecture!r}, a {entry.kind}, allowed a {kind}")
@@ -112,10 +115,11 @@ def with_target_rows(tensors: Mapping[str, TensorSource], config: DraftConfig, t
         return tensors
     stored = {name: tensors[name].read() for name in ("d2t", "t2d") if name in tensors}
     ids = target_id_table(vocab_size=config.vocab_size, draft_vocab_size=config.draft_vocab_size, file=config.source, **stored)
-    names = [name for name in ("lm_head.weight", "model.embed_tokens.weight") if name in target.tensors]
-    if not names:
+    # Multimodal layouts put a prefix before either name.
+    heads = [name for table in ("lm_head.weight", "embed_tokens.weight") for name in target.tensors if f".{name}".endswith(f".{table}")]
+    if not heads:
         raise PairError(f"{config.source}: no lm_head.weight in the draft, and none to share in {target.path}")
-    return {**tensors, "lm_head.weight": _Rows(target.tensors[names[0]], np.asarray(ids))}
+    return {**tensors, "lm_head.weight": _Rows(target.tensors[heads[0]], np.asarray(ids))}
 
 
 @dataclasses.dataclass(frozen=True)

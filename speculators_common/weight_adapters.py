@@ -74,12 +74,14 @@ def check_tensors(
 ) -> None:
     """Raise one `CheckpointError` that lists every missing, unexpected, misshapen and mistyped tensor.
 
-    `ignored` are full names that training alone needs; each of them may be present or absent.
+    `ignored` are full names of tensors without use here; each of them may be present or absent. One that ends in `.*` stands for every name below it.
     """
     wanted = {name: shape for recipe in recipes.values() for name, shape in recipe.tensors.items()}
     skipped = set(ignored)
+    skipped_folders = tuple(name.removesuffix("*") for name in skipped if name.endswith(".*"))
     faults = [f"tensor {name}: missing, expected shape {list(shape)}" for name, shape in wanted.items() if name not in available]
-    faults += [f"tensor {name}: unexpected" for name in available if name not in wanted and name not in skipped]
+    surplus = [name for name in available if name not in wanted and name not in skipped and not name.startswith(skipped_folders)]
+    faults += [f"tensor {name}: unexpected" for name in surplus]
     faults += [
         f"tensor {name}: found shape {list(available[name].shape)}, expected {list(shape)}"
         for name, shape in wanted.items()
