@@ -76,7 +76,7 @@ class BlockDraft(nnx.Module):
 
     def project_target_hidden(self, taps: Float[Array, "*axes mH"]) -> Float[Array, "*axes d"]:
         """Context features `hidden_norm(fc(taps))`; they feed context K/V only."""
-        return self.hidden_norm(self.fc(taps.astype(self.dtype)))
+        return self.hidden_norm(self.fc.wide(taps))
 
     def materialize_kv(self, context: Float[Array, "T d"], batch: RaggedBatch, cache: KVCache) -> KVCache:
         """Store each layer's context K/V at the absolute positions of `batch`; inert tokens store nothing.
@@ -89,13 +89,13 @@ class BlockDraft(nnx.Module):
         return cache
 
     def embed_block(self, anchor: Int32[Array, "B"], lender: TableLender | None = None) -> Float[Array, "B W d"]:
-        """Raw embedding rows of `[anchor, mask, mask, ...]`."""
+        """Raw embedding rows of `[anchor, mask, mask, ...]`, float32: the block's residual stream."""
         embed = self.table if self.table is not None else _lent(lender, "embed_tokens").embed_tokens
         width = self.config.block_size
         ids = jnp.concatenate([anchor[:, None], jnp.full((anchor.shape[0], 1), self.config.mask_token_id, jnp.int32)], axis=1)
         rows = embed(ids)
         masks = jnp.broadcast_to(rows[:, 1:], (rows.shape[0], width - 1, rows.shape[2]))
-        return jnp.concatenate([rows[:, :1], masks], axis=1).astype(self.dtype)
+        return jnp.concatenate([rows[:, :1], masks], axis=1).astype(jnp.float32)
 
     def forward_block(self, embeds: Float[Array, "B W d"], cache: KVCache, num_slots: int | None = None) -> Float[Array, "B Ws d"]:
         """Final-normed hidden states of the first `num_slots` slots; slot k stands at position `cache.lengths + k`.
