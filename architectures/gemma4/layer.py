@@ -105,4 +105,4 @@ class Gemma4Layer(nnx.Module):
         if self.per_layer_gate is not None and layer_input is not None:
             with jax.named_scope("per_layer_input"):
                 x = self.per_layer_gate(x, layer_input)
-        return x * self.scalar[...][None], cache
+        return x * self.scalar[...].astype(x.dtype)[None], cache

@@ -1,0 +1,135 @@
+"""Architectures by name: built in, registered by hand, or brought by another distribution."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dspark_jax.architectures import registry
+from dspark_jax.architectures.registry import SupportedArchitecture, known_names, register, retrieve
+from dspark_jax.speculators_common.errors import CheckpointError, DSparkError
+
+BUILT_IN = {
+    "LlamaForCausalLM": ("target", "llama"),
+    "Qwen3ForCausalLM": ("target", "qwen3"),
+    "DSparkDraftModel": ("draft", "speculators_dspark"),
+    "DSparkSpeculator": ("draft", "speculators_dspark"),
+    "Qwen3DSparkModel": ("draft", "deepspec_qwen3"),
+}
+
+
+@pytest.fixture(autouse=True)
+def own_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test registers is forgotten after it."""
+    monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+
+
+def _entry(name: str, **changes: Any) -> SupportedArchitecture:
+    return dataclasses.replace(retrieve("Qwen3ForCausalLM"), name=name, **changes)
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_built_in_architectures_are_found(name: str) -> None:
+    entry = retrieve(name)
+    assert (entry.kind, entry.family) == BUILT_IN[name]
+    assert retrieve(name) is entry
+    assert name in known_names()
+
+
+def test_an_alias_is_the_same_entry() -> None:
+    assert retrieve("DSparkSpeculator").build == retrieve("DSparkDraftModel").build
+    entry = register(_entry("OneForCausalLM", aliases=("OtherForCausalLM",)))
+    assert retrieve("OneForCausalLM") is retrieve("OtherForCausalLM") is entry
+
+
+def test_an_unknown_name_lists_the_known_ones_and_the_nearest() -> None:
+    with pytest.raises(CheckpointError) as caught:
+        retrieve("Qwen3ForCausalLm")
+    message = str(caught.value)
+    assert "unknown architecture 'Qwen3ForCausalLm' (did you mean Qwen3ForCausalLM?)" in message
+    assert all(name in message for name in BUILT_IN)
+    assert "\n" not in message
+
+
+def test_a_name_unlike_all_others_gets_no_guess() -> None:
+    with pytest.raises(CheckpointError) as caught:
+        retrieve("zzz")
+    assert "did you mean" not in str(caught.value)
+    assert "LlamaForCausalLM" in str(caught.value)
+
+
+@pytest.mark.parametrize("taken", ["LlamaForCausalLM", "DSparkSpeculator"])
+def test_a_taken_name_is_refused_unless_it_is_to_be_replaced(taken: str) -> None:
+    """Also a built-in name that was not imported yet, and a name taken as an alias."""
+    before = retrieve(taken)
+    for entry in (_entry(taken), _entry("NewForCausalLM", aliases=(taken,))):
+        with pytest.raises(DSparkError, match=f"'{taken}' is registered already.*override=True"):
+            register(entry)
+        assert retrieve(taken) is before
+    assert "NewForCausalLM" not in known_names()
+    mine = register(_entry(taken), override=True)
+    assert retrieve(taken) is mine
+
+
+def test_names_are_listed_without_importing_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_entries", {})
+    monkeypatch.setattr(importlib, "import_module", lambda name: pytest.fail(f"imported {name}"))
+    assert set(BUILT_IN) <= set(known_names())
+
+
+class TestOtherDistributions:
+    """A distribution with entry points in the group `dspark_jax.architectures`, put on `sys.path` as an installed one is."""
+
+    @pytest.fixture
+    def site(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        metadata = tmp_path / "acme_models-1.0.dist-info"
+        metadata.mkdir()
+        (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-models\nVersion: 1.0\n")
+        (metadata / "entry_points.txt").write_text(
+            "[dspark_jax.architectures]\n"
+            "AcmeForCausalLM = acme_models:ARCHITECTURE\n"
+            "AcmeWrongForCausalLM = acme_models:NAME\n"
+            "AcmeGoneForCausalLM = acme_models_gone:ARCHITECTURE\n"
+        )
+        (tmp_path / "acme_models.py").write_text(
+            "import dataclasses\n"
+            "from dspark_jax.architectures.registry import retrieve\n"
+            "NAME = 'AcmeForCausalLM'\n"
+            "ARCHITECTURE = dataclasses.replace(retrieve('LlamaForCausalLM'), name=NAME, family='acme')\n"
+        )
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.delitem(sys.modules, "acme_models", raising=False)
+        return tmp_path
+
+    def test_its_architecture_is_known_and_imported_on_first_use(self, site: Path) -> None:
+        assert "AcmeForCausalLM" in known_names()
+        assert "acme_models" not in sys.modules
+        entry = retrieve("AcmeForCausalLM")
+        assert (entry.kind, entry.family) == ("target", "acme")
+        assert retrieve("AcmeForCausalLM") is entry
+
+    def test_it_is_gone_with_the_distribution(self) -> None:
+        assert "AcmeForCausalLM" not in known_names()
+
+    def test_a_near_miss_names_it(self, site: Path) -> None:
+        with pytest.raises(CheckpointError, match=r"did you mean AcmeForCausalLM\?"):
+            retrieve("AcmeForCausalM")
+
+    def test_a_registered_entry_comes_first(self, site: Path) -> None:
+        with pytest.raises(DSparkError, match="AcmeForCausalLM"):
+            register(_entry("AcmeForCausalLM"))
+        mine = register(_entry("AcmeForCausalLM"), override=True)
+        assert retrieve("AcmeForCausalLM") is mine
+
+    def test_an_entry_point_of_the_wrong_kind_is_refused(self, site: Path) -> None:
+        with pytest.raises(DSparkError, match=r"AcmeWrongForCausalLM.*acme_models:NAME.*found str, allowed SupportedArchitecture"):
+            retrieve("AcmeWrongForCausalLM")
+
+    def test_an_entry_point_that_cannot_be_imported_is_named_with_the_cause(self, site: Path) -> None:
+        with pytest.raises(DSparkError, match=r"AcmeGoneForCausalLM.*acme_models_gone:ARCHITECTURE.*No module named"):
+            retrieve("AcmeGoneForCausalLM")
