@@ -77,7 +77,7 @@ def test_bfloat16_parameters_of_every_geometry_load_and_run(folder: str, data_di
         load_target(data_dir / "E_targets" / folder, jnp.bfloat16), load_file(data_dir / "E_targets" / folder / "expected.safetensors")
     )
     hidden, taps = oracle.full_run
-    assert (hidden.dtype, taps.dtype) == (jnp.bfloat16, jnp.bfloat16)
+    assert (hidden.dtype, taps.dtype) == (jnp.float32, jnp.float32)  # the stream is never rounded
     logits = oracle.target.compute_logits(hidden)
     assert logits.dtype == jnp.float32
     agreement = np.mean(np.argmax(logits, axis=-1) == np.argmax(oracle.expected["logits"], axis=-1))
