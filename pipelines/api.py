@@ -144,6 +144,13 @@ class Pipeline:
             ) from error
         self.load_seconds = time.perf_counter() - started
 
+    def warmup(self, *, stream: bool | None = None) -> int:
+        """Compile every program that a request can need, so that none waits for a compiler; returns how many.
+
+        `stream` restricts it to the driver that is used: true for streaming, false for the device loop.
+        """
+        return self.engine.warmup(stream=stream)
+
     def without_draft(self) -> Pipeline:
         """The same loaded target, decoding plainly, with caches of its own: for a comparison in one process."""
         return Pipeline(self.target, None, dataclasses.replace(self.options, num_speculative_tokens=None))

@@ -1,8 +1,8 @@
 """Attention over paged caches: the plain XLA reference that every platform runs.
 
 Two operations: `paged_attention` for targets (causal over the pages, which already hold the new rows) and `block_attention` for drafts (context
-pages plus the block's own keys, which are never written). Scores and softmax are float32. A faster backend overrides the computation behind the
-same signatures.
+pages plus the block's own keys, which are never written). Scores and softmax are float32.
+`BACKEND` names what ran.
 """
 
 from __future__ import annotations
