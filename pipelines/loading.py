@@ -21,6 +21,8 @@ from dspark_jax.speculators_common.pair_checks import check_pair
 from dspark_jax.speculators_common.vocab_map import target_id_table
 from dspark_jax.speculators_common.weight_adapters import TensorSource
 
+_WEIGHT_SUFFIXES = frozenset({".safetensors", ".pt", ".pth", ".bin", ".npy", ".npz"})
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LoadedTarget:
@@ -71,6 +73,8 @@ def load_draft(path: Path | str, target: LoadedTarget, dtype: DTypeLike, overrid
     checkpoint = open_checkpoint(path)
     entry, config = parse_checkpoint(checkpoint, "draft", overrides)
     check_against(config, target.config)
+    refuse_side_files(checkpoint)
+    config = config.for_target(target.config.num_hidden_layers)
     tables = tables_of(config, checkpoint.tensors.keys())
     tensors = with_target_rows(checkpoint.tensors, config, tables, target.checkpoint)
     module = load_module(
@@ -93,6 +97,14 @@ def check_against(draft: DraftConfig, target_config: Any) -> None:
         target_architecture=target_config.architecture,
         target_file=target_config.source,
     )
+
+
+def refuse_side_files(checkpoint: Checkpoint) -> None:
+    """Some exports keep the row of the mask token in a file of its own, which no format of ours reads: without it a draft merely accepts less."""
+    used = set(checkpoint.tensor_files.values())
+    sides = [file for file in sorted(checkpoint.path.glob("*mask*")) if file.suffix in _WEIGHT_SUFFIXES and str(file) not in used]
+    if sides:
+        raise CheckpointError(f"{sides[0]}: a mask embedding in a file of its own is not supported; allowed {checkpoint.config_file} and its weights")
 
 
 def with_target_rows(tensors: Mapping[str, TensorSource], config: DraftConfig, tables: DraftTables, target: Checkpoint) -> Mapping[str, TensorSource]:

@@ -7,14 +7,15 @@ New: `rope_parameters`, flat or one object per layer kind. Old: `rope_theta` bes
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import get_args
+import math
+from collections.abc import Collection, Mapping, Sequence
 
 from dspark_jax.speculators_common.errors import field_error, missing_field
 from dspark_jax.speculators_common.fields import Fields, agreed
 from dspark_jax.speculators_common.rope_config import RopeConfig, RopeKind
 
-_KINDS: tuple[RopeKind, ...] = get_args(RopeKind)
+# `proportional` belongs to one family, which asks for it.
+_USUAL_KINDS: tuple[RopeKind, ...] = ("default", "linear", "llama3", "yarn")
 # Pairing neighbouring elements instead of the two halves of a head is another network; each name with the only value we support.
 _HALVES_PAIRED = {"rope_is_neox_style": True, "rope_interleave": False, "rope_interleaved": False}
 
@@ -25,12 +26,13 @@ def parse_rope(
     head_dim: int,
     partial_rotary_factor: float | None = None,
     layer_types: Sequence[str] = ("full_attention",),
+    kinds: Collection[RopeKind] = _USUAL_KINDS,
 ) -> RopeConfig:
     """The rotary settings of `fields`.
 
     `partial_rotary_factor` is the share of `head_dim` that rotates; `None` takes what the file states, or the whole head. `layer_types` are
-    tried in this order where the settings are nested per layer kind. Raises `CheckpointError` for an unknown kind, a missing theta, a
-    missing or bad scaling parameter, or a rotary width that is not even.
+    tried in this order where the settings are nested per layer kind. `kinds` are the RoPE types that the family knows. Raises `CheckpointError`
+    for another kind, a missing theta, a missing or bad scaling parameter, or a rotary width that is not even.
     """
     section = _rope_section(fields, layer_types)
     if partial_rotary_factor is None:
@@ -39,14 +41,28 @@ def parse_rope(
     for name, supported in _HALVES_PAIRED.items():
         if everywhere.boolean(name, default=supported) is not supported:
             raise everywhere.error(name, not supported, str(supported).lower())
-    kind = _kind(section)
+    kind = _kind(section, kinds)
     share = 1.0 if partial_rotary_factor is None else partial_rotary_factor
+    if kind == "proportional":
+        pairs = int(share * head_dim // 2)
+        factor = section.number("factor", above=0, default=1.0)
+        return RopeConfig(theta=_theta(fields, section, kind), rotary_dim=head_dim, kind=kind, factor=factor, rotating_pairs=pairs)
     rope = RopeConfig(theta=_theta(fields, section, kind), rotary_dim=_rotary_dim(fields, head_dim, share), kind=kind)
     if kind == "default":
         return rope
     rope = dataclasses.replace(rope, factor=section.number("factor", above=0))
     if kind == "linear":
         return rope
+    return _yarn(fields, section, rope) if kind == "yarn" else _llama3(section, rope)
+
+
+def stated_partial_rotary_factor(fields: Fields, layer_types: Sequence[str] = ("full_attention",)) -> float | None:
+    """`partial_rotary_factor` in (0, 1] as the file states it, beside the rotary settings or inside them; `None` if it says nothing."""
+    everywhere = fields.joined(*_rope_section(fields, layer_types).places)
+    return everywhere.number("partial_rotary_factor", above=0, maximum=1, default=None)
+
+
+def _llama3(section: Fields, rope: RopeConfig) -> RopeConfig:
     low = section.number("low_freq_factor", above=0)
     return dataclasses.replace(
         rope,
@@ -56,10 +72,23 @@ def parse_rope(
     )
 
 
-def stated_partial_rotary_factor(fields: Fields, layer_types: Sequence[str] = ("full_attention",)) -> float | None:
-    """`partial_rotary_factor` in (0, 1] as the file states it, beside the rotary settings or inside them; `None` if it says nothing."""
-    everywhere = fields.joined(*_rope_section(fields, layer_types).places)
-    return everywhere.number("partial_rotary_factor", above=0, maximum=1, default=None)
+def _yarn(fields: Fields, section: Fields, rope: RopeConfig) -> RopeConfig:
+    """A file that does not state the original context length means `max_position_embeddings`."""
+    for name in ("mscale", "mscale_all_dim"):
+        if section.has(name):
+            raise section.error(name, section.raw.get(name), "no such field: only the usual yarn attention factor is supported")
+    if not section.boolean("truncate", default=True):
+        raise section.error("truncate", False, "true")
+    slow = section.number("beta_slow", above=0, default=1.0)
+    original = section.integer("original_max_position_embeddings", minimum=1, default=0)
+    usual = 0.1 * math.log(rope.factor) + 1.0 if rope.factor > 1 else 1.0
+    return dataclasses.replace(
+        rope,
+        beta_slow=slow,
+        beta_fast=section.number("beta_fast", above=slow, default=32.0),
+        attention_factor=section.number("attention_factor", above=0, default=usual),
+        original_max_position_embeddings=original or fields.integer("max_position_embeddings", minimum=1),
+    )
 
 
 def _rope_section(fields: Fields, layer_types: Sequence[str]) -> Fields:
@@ -80,13 +109,14 @@ def _entry(section: Fields, layer_types: Sequence[str]) -> Fields:
     return section.section(chosen)
 
 
-def _kind(section: Fields) -> RopeKind:
+def _kind(section: Fields, kinds: Collection[RopeKind]) -> RopeKind:
     stated = [(section.label(name), section.string(name)) for name in ("rope_type", "type") if section.has(name)]
     name = agreed(section.file, stated) if stated else "default"
-    for kind in _KINDS:
+    for kind in kinds:
         if name == kind:
             return kind
-    raise field_error(section.file, stated[0][0], name, f"{', '.join(_KINDS)} as RoPE type")
+    where = stated[0][0] if stated else section.label("rope_type")
+    raise field_error(section.file, where, name, f"{', '.join(kinds)} as RoPE type")
 
 
 def _theta(fields: Fields, section: Fields, kind: RopeKind) -> float:

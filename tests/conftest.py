@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 _DEVICE_COUNT_FLAG = "--xla_force_host_platform_device_count"
@@ -33,6 +34,14 @@ _DATA_DIR = Path(__file__).parent / "data"
 def data_dir() -> Path:
     """The folder of committed checkpoints and golden arrays."""
     return _DATA_DIR
+
+
+@pytest.fixture(scope="module")
+def quick_compilation() -> Iterator[None]:
+    """XLA without its slow passes: for test modules that compile much and compute little. Results agree to rounding."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -10,14 +13,34 @@ from jaxtyping import Array, Float
 
 from dspark_jax.architectures.nn.linear import Linear
 
+Activation = Literal["silu", "gelu_pytorch_tanh"]
+
+
+def gelu_tanh(x: Float[Array, "*axes"]) -> Float[Array, "*axes"]:
+    """GELU by the tanh formula."""
+    return jax.nn.gelu(x, approximate=True)
+
+
+ACTIVATIONS: Mapping[Activation, Callable[[Array], Array]] = {"silu": jax.nn.silu, "gelu_pytorch_tanh": gelu_tanh}
+
 
 class GatedMLP(nnx.Module):
-    """`down(silu(gate(x)) * up(x))`; gate and up are one kernel, gate first."""
+    """`down(activation(gate(x)) * up(x))`; gate and up are one kernel, gate first."""
 
-    def __init__(self, hidden_size: int, intermediate_size: int, *, bias: bool = False, dtype: DTypeLike, rngs: nnx.Rngs) -> None:
+    def __init__(
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        *,
+        activation: Activation = "silu",
+        bias: bool = False,
+        dtype: DTypeLike,
+        rngs: nnx.Rngs,
+    ) -> None:
+        self.activation = activation
         self.gate_up = Linear(hidden_size, 2 * intermediate_size, bias=bias, dtype=dtype, rngs=rngs)
         self.down = Linear(intermediate_size, hidden_size, bias=bias, dtype=dtype, rngs=rngs)
 
     def __call__(self, x: Float[Array, "*axes H"]) -> Float[Array, "*axes H"]:
         gate, up = jnp.split(self.gate_up.wide(x), 2, axis=-1)
-        return self.down((jax.nn.silu(gate) * up).astype(x.dtype))
+        return self.down((ACTIVATIONS[self.activation](gate) * up).astype(x.dtype))

@@ -13,6 +13,8 @@ from jaxtyping import Array, Float, Int32
 
 from dspark_jax.speculators_common.rope_config import RopeConfig
 
+Angles = tuple[Float[Array, "*axes R"], Float[Array, "*axes R"]]
+
 
 def inverse_frequencies(rope: RopeConfig) -> np.ndarray:
     """Radians per position of each rotating pair, float32 `[rotary_dim / 2]`."""
@@ -22,6 +24,10 @@ def inverse_frequencies(rope: RopeConfig) -> np.ndarray:
         frequencies = frequencies / rope.factor
     elif rope.kind == "llama3":
         frequencies = _llama3(frequencies, rope)
+    elif rope.kind == "yarn":
+        frequencies = _yarn(frequencies, rope)
+    elif rope.kind == "proportional":
+        frequencies = np.where(np.arange(len(frequencies)) < rope.rotating_pairs, frequencies / rope.factor, 0.0)
     return frequencies.astype(np.float32)
 
 
@@ -33,10 +39,26 @@ def _llama3(frequencies: np.ndarray, rope: RopeConfig) -> np.ndarray:
     return blend * frequencies + (1 - blend) * frequencies / rope.factor
 
 
+def _yarn(frequencies: np.ndarray, rope: RopeConfig) -> np.ndarray:
+    """YaRN context extension: as Llama 3, but the blend is linear in the number of the pair, between two whole numbers."""
+    first = max(math.floor(_pair_that_turns(rope.beta_fast, rope)), 0)
+    last = min(math.ceil(_pair_that_turns(rope.beta_slow, rope)), rope.rotary_dim - 1)
+    width = last - first or 0.001
+    slowed = np.clip((np.arange(len(frequencies)) - first) / width, 0.0, 1.0)
+    return (1 - slowed) * frequencies + slowed * frequencies / rope.factor
+
+
+def _pair_that_turns(times: float, rope: RopeConfig) -> float:
+    """Which pair, as a real number, turns this many times over the original context length."""
+    return rope.rotary_dim * math.log(rope.original_max_position_embeddings / (2 * math.pi * times)) / (2 * math.log(rope.theta))
+
+
 def rotary_angles(positions: Int32[Array, "*axes"], rope: RopeConfig) -> tuple[Float[Array, "*axes R"], Float[Array, "*axes R"]]:
     """Cosine and sine per position and pair."""
     angles = positions[..., None].astype(jnp.float32) * jnp.expand_dims(inverse_frequencies(rope), tuple(range(positions.ndim)))
-    return jnp.cos(angles), jnp.sin(angles)
+    if rope.attention_factor == 1.0:
+        return jnp.cos(angles), jnp.sin(angles)
+    return jnp.cos(angles) * rope.attention_factor, jnp.sin(angles) * rope.attention_factor
 
 
 def rotate(x: Float[Array, "*axes heads hd"], angles: tuple[Float[Array, "*axes R"], Float[Array, "*axes R"]]) -> Float[Array, "*axes heads hd"]:
