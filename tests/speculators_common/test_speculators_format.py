@@ -363,7 +363,6 @@ def test_overrides_are_checked_too():
 @pytest.mark.parametrize(
     ("architecture", "kind", "family"),
     [
-        ("DFlashDraftModel", "dflash", "speculators DFlash"),
         ("DFlashDraftModel", ..., "z-lab DFlash"),
         ("Qwen3DSparkModel", ..., "DeepSpec Qwen3"),
         ("Gemma4DSparkModel", ..., "DeepSpec Gemma4"),
@@ -373,3 +372,47 @@ def test_overrides_are_checked_too():
 def test_a_draft_of_another_family_is_refused_by_name(architecture, kind, family):
     expected = f"architectures: found {architecture!r}, a draft of the family {family}, allowed speculators DSpark"
     assert expected in refusal(base(architectures=[architecture], speculators_model_type=kind))
+
+
+def dflash(**changes: Any) -> dict[str, Any]:
+    """The same draft without heads, under the name of the other kind."""
+    heads = ("markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov", "sample_from_anchor")
+    renamed = {"architectures": ["DFlashDraftModel"], "speculators_model_type": "dflash", "speculators_config__algorithm": "dflash"}
+    return base(**({name: ... for name in heads} | renamed | {"speculators_config__proposal_methods": drafts(None)} | changes))
+
+
+def test_dflash_drafts_have_no_heads_and_are_fill_in_by_default():
+    config = parsed(dflash())
+    assert (config.family, config.markov_head_type, config.markov_rank, config.enable_confidence_head) == ("speculators_dflash", "none", 0, False)
+    assert (config.sample_from_anchor, config.num_drafts) == (False, 4)
+    assert [(choice.name, choice.value, choice.reason) for choice in config.choices] == [
+        ("sample_from_anchor", "false", "the file does not say; default of the format")
+    ]
+    assert parsed(dflash(architectures=["DFlashSpeculator"])) == config
+    assert parsed(dflash(sample_from_anchor=False)).choices == ()
+
+
+def test_the_layout_of_dflash_drafts_is_what_the_file_says():
+    assert parsed(dflash(sample_from_anchor=True)).num_drafts == 5
+    inferred = parsed(dflash(speculators_config__proposal_methods=drafts(5)))
+    assert inferred.sample_from_anchor
+    assert "speculative_tokens 5 of block_size 5 imply it" in inferred.choices[0].reason
+    assert "found 5, allowed 4, as block_size 5 and the fill-in layout" in refusal(
+        dflash(sample_from_anchor=False, speculators_config__proposal_methods=drafts(5))
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"markov_rank": 8}, "markov_rank: found 8, allowed 0 beside speculators_model_type 'dflash'"),
+        ({"enable_confidence_head": True}, "enable_confidence_head: found True, allowed false beside speculators_model_type 'dflash'"),
+        ({"speculators_config__algorithm": "dspark"}, "speculators_config.algorithm: found 'dspark', allowed dflash"),
+        ({"architectures": ["DSparkDraftModel"]}, "found 'DSparkDraftModel', allowed DFlashDraftModel or DFlashSpeculator beside"),
+        ({"block_size": 1}, "block_size: found 1, allowed an integer >= 2 for the fill-in layout"),
+        ({"mask_token_id": ...}, "mask_token_id: missing, allowed 0 <= id < 199"),
+        ({"aux_hidden_state_layer_ids": []}, "aux_hidden_state_layer_ids: found []"),
+    ],
+)
+def test_a_wrong_dflash_config_is_refused_by_field_value_and_rule(changes, expected):
+    assert expected in refusal(dflash(**changes))
