@@ -20,7 +20,7 @@ test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 demo: $(VENV)/.installed-demo
-	$(BIN)/dspark generate --target smollm2 --draft models/smollm2-135m-dspark --prompt "$(PROMPT)" --compare
+	$(BIN)/dspark generate --target smollm2 --draft models/smollm2-135m-dspark --num-speculative-tokens 3 --prompt "$(PROMPT)" --compare
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

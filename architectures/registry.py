@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from importlib.metadata import entry_points
 from typing import Any, Literal
 
+from dspark_jax.architectures.recurrent_state import REASON, has_recurrent_name
 from dspark_jax.speculators_common.errors import CheckpointError, DSparkError
 from dspark_jax.speculators_common.weight_adapters import Recipe
 
@@ -26,7 +27,7 @@ class SupportedArchitecture:
     `parse_config(raw, file, overrides)` gives the family's frozen config (overrides are for drafts, `None` for targets). `build(config, dtype=...)`
     constructs the module; it is only traced abstractly, so it may allocate. `recipes(config, names)` is the weight table for a checkpoint that
     holds the tensors `names`;
-    `ignored` are tensor names that only training needs.
+    `ignored` are tensor names that may be there without use; one that ends in `.*` stands for all names below it.
     """
 
     name: str
@@ -43,6 +44,13 @@ _entries: dict[str, SupportedArchitecture] = {}
 _built_in = {
     "LlamaForCausalLM": "dspark_jax.architectures.llama.arch",
     "Qwen3ForCausalLM": "dspark_jax.architectures.qwen3.arch",
+    "Qwen3MoeForCausalLM": "dspark_jax.architectures.qwen3_moe.arch",
+    "Gemma3ForCausalLM": "dspark_jax.architectures.gemma3.arch",
+    "Gemma3ForConditionalGeneration": "dspark_jax.architectures.gemma3.arch",
+    "Gemma4ForCausalLM": "dspark_jax.architectures.gemma4.arch",
+    "Gemma4ForConditionalGeneration": "dspark_jax.architectures.gemma4.arch",
+    "Gemma4UnifiedForCausalLM": "dspark_jax.architectures.gemma4.arch",
+    "Gemma4UnifiedForConditionalGeneration": "dspark_jax.architectures.gemma4.arch",
     "DSparkDraftModel": "dspark_jax.architectures.dspark_draft.arch",
     "DSparkSpeculator": "dspark_jax.architectures.dspark_draft.arch",
     "Qwen3DSparkModel": "dspark_jax.architectures.dspark_deepspec.arch",
@@ -82,8 +90,10 @@ def known_names() -> tuple[str, ...]:
 
 
 def unknown_name_message(name: str) -> str:
-    """What to tell a user whose architecture is not known: the name, the nearest known one and all known ones."""
+    """What to tell a user whose architecture is not known: the name, why it cannot be, or the nearest known one, and all known ones."""
     known = known_names()
+    if has_recurrent_name(name):
+        return f"unsupported architecture {name!r}: {REASON}; known: {', '.join(known)}"
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f" (did you mean {near[0]}?)" if near else ""
     return f"unknown architecture {name!r}{hint}; known: {', '.join(known)}"

@@ -1,9 +1,11 @@
 """Embed a DSpark draft in the compiled step of a model of your own.
 
-`Model` stands for somebody's Flax model: it has no cache, and nothing in it knows this package. `speculate` is the whole integration: one jitted function that runs the model,
-reads its taps with `nnx.capture`, accepts, feeds the draft's context and drafts the next block. Run it: `python examples/own_target.py`.
+`Model` stands for somebody's Flax model: it has no cache, and nothing in it knows this package. `speculate` is the whole integration: one jitted
+function that runs the model, reads its taps with `nnx.capture`, accepts, feeds the draft's context and drafts the next block. Run it: `python
+examples/own_target.py`.
 
-The draft needs no training here: its Markov head is the model's own embedding and head, so it proposes what the model would say if only the last token mattered.
+The draft needs no training here: its Markov head is the model's own embedding and head, so it proposes what the model would say if only the last
+token mattered.
 """
 
 import dataclasses

@@ -12,6 +12,7 @@ from jax.typing import DTypeLike
 
 from dspark_jax.architectures.drafting.tables import DraftTables, tables_of
 from dspark_jax.architectures.module_loading import load_module
+from dspark_jax.architectures.recurrent_state import refuse_recurrent_state
 from dspark_jax.architectures.registry import SupportedArchitecture, retrieve
 from dspark_jax.pipelines.checkpoint import Checkpoint, open_checkpoint, open_target
 from dspark_jax.pipelines.tokenizer import Tokenizer, open_tokenizer, stop_ids
@@ -47,6 +48,8 @@ class LoadedDraft:
 
 def parse_checkpoint(checkpoint: Checkpoint, kind: str, overrides: DraftOverrides | None = None) -> tuple[SupportedArchitecture, Any]:
     """Registry entry and parsed config; `kind` is what the checkpoint must be, `target` or `draft`."""
+    if kind == "target":
+        refuse_recurrent_state(checkpoint.config, checkpoint.config_file)
     entry = retrieve(checkpoint.architecture)
     if entry.kind != kind:
         raise CheckpointError(f"{checkpoint.config_file}: architectures: found {checkpoint.architecture!r}, a {entry.kind}, allowed a {kind}")
@@ -76,6 +79,7 @@ def load_draft(path: Path | str, target: LoadedTarget, dtype: DTypeLike, overrid
     refuse_side_files(checkpoint)
     config = config.for_target(target.config.num_hidden_layers)
     tables = tables_of(config, checkpoint.tensors.keys())
+    check_borrowed(config, tables, target.config)
     tensors = with_target_rows(checkpoint.tensors, config, tables, target.checkpoint)
     module = load_module(
         lambda: entry.build(config, dtype=dtype, tables=tables),
@@ -107,16 +111,27 @@ def refuse_side_files(checkpoint: Checkpoint) -> None:
         raise CheckpointError(f"{sides[0]}: a mask embedding in a file of its own is not supported; allowed {checkpoint.config_file} and its weights")
 
 
+def check_borrowed(draft: DraftConfig, tables: DraftTables, target_config: Any) -> None:
+    """Raise a `PairError` if tables of the target would have to serve a draft of another width."""
+    borrowed = [name for name in ("embed_tokens", "lm_head") if getattr(tables, name) != "own"]
+    if borrowed and draft.table_width != target_config.hidden_size:
+        raise PairError(
+            f"{draft.source}: hidden_size: found {draft.hidden_size}, allowed {target_config.hidden_size}: "
+            f"{' and '.join(borrowed)} would be the target's ({target_config.source})"
+        )
+
+
 def with_target_rows(tensors: Mapping[str, TensorSource], config: DraftConfig, tables: DraftTables, target: Checkpoint) -> Mapping[str, TensorSource]:
     """The draft's tensors, with a pruned head that the file lacks taken from the target: its rows of the draft vocabulary, in draft order."""
     if tables.lm_head != "target_rows":
         return tensors
     stored = {name: tensors[name].read() for name in ("d2t", "t2d") if name in tensors}
     ids = target_id_table(vocab_size=config.vocab_size, draft_vocab_size=config.draft_vocab_size, file=config.source, **stored)
-    names = [name for name in ("lm_head.weight", "model.embed_tokens.weight") if name in target.tensors]
-    if not names:
+    # Multimodal layouts put a prefix before either name.
+    heads = [name for table in ("lm_head.weight", "embed_tokens.weight") for name in target.tensors if f".{name}".endswith(f".{table}")]
+    if not heads:
         raise PairError(f"{config.source}: no lm_head.weight in the draft, and none to share in {target.path}")
-    return {**tensors, "lm_head.weight": _Rows(target.tensors[names[0]], np.asarray(ids))}
+    return {**tensors, "lm_head.weight": _Rows(target.tensors[heads[0]], np.asarray(ids))}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -125,9 +125,13 @@ def open_tokenizer(checkpoint: Checkpoint) -> Tokenizer | None:
 
 
 def stop_ids(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> tuple[int, ...]:
-    """Ids that end a generation: those of generation_config, else of config, else the tokenizer's; empty if none is declared."""
+    """Ids that end a generation: those of generation_config, else of config or its text part, else the tokenizer's; empty if none is declared."""
     generation_file = checkpoint.path / "generation_config.json" if checkpoint.path.is_dir() else checkpoint.path
-    for config, file in ((checkpoint.generation_config, str(generation_file)), (checkpoint.config, checkpoint.config_file)):
+    text = checkpoint.config.get("text_config")
+    configs = [(checkpoint.generation_config, str(generation_file)), (checkpoint.config, checkpoint.config_file)]
+    if isinstance(text, dict):
+        configs.append((text, checkpoint.config_file))
+    for config, file in configs:
         declared = config.get("eos_token_id")
         if declared is not None:
             ids = declared if isinstance(declared, list) else [declared]

@@ -124,6 +124,11 @@ class DraftConfig:
         return len(self.taps)
 
     @property
+    def table_width(self) -> int:
+        """Width of the embedding rows and head inputs that the draft works with: its own, or the target's if it projects from and to that."""
+        return self.target_hidden_size if self.style == "compact" else self.hidden_size
+
+    @property
     def num_draft_ids(self) -> int:
         """Draft ids that have a target id; a head padded beyond the target's vocabulary has surplus rows that are dropped on load."""
         return min(self.draft_vocab_size, self.vocab_size)

@@ -13,6 +13,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int32
 
 from dspark_jax.speculators_common.draft_config import DraftConfig
+from dspark_jax.speculators_common.matmul import matmul
 from dspark_jax.speculators_common.storage import decode_rows, encode_rows, row_storage_dtype
 
 State = Float[Array, "B r"]
@@ -45,7 +46,7 @@ class MarkovHead(nnx.Module):
 
     def _project(self, x: Float[Array, "B r"]) -> Float[Array, "B Vd"]:
         w2 = self.w2[...]
-        return jnp.matmul(x.astype(w2.dtype), w2, preferred_element_type=jnp.float32)
+        return matmul(x.astype(w2.dtype), w2)
 
 
 class GatedMarkovHead(MarkovHead):
@@ -116,9 +117,9 @@ class TanhMarkovHead(MarkovHead):
     ) -> tuple[Float[Array, "B Vd"], State | None]:
         assert state is not None
         transition, output = self.transition[...], self.output[...]
-        carried = jnp.matmul(state.astype(transition.dtype), transition, preferred_element_type=jnp.float32)
+        carried = matmul(state.astype(transition.dtype), transition)
         state = jnp.tanh(carried + embedded.astype(jnp.float32) + self.transition_bias[...][None, :])
-        return jnp.matmul(state.astype(output.dtype), output, preferred_element_type=jnp.float32), state
+        return matmul(state.astype(output.dtype), output), state
 
 
 class _Joint(nnx.Module):
@@ -129,7 +130,7 @@ class _Joint(nnx.Module):
         self.bias = nnx.Param(jnp.zeros((out_features,), jnp.float32))
 
     def __call__(self, x: Float[Array, "B in"]) -> Float[Array, "B out"]:
-        return jnp.matmul(x, self.kernel[...], preferred_element_type=jnp.float32) + self.bias[...][None, :]
+        return matmul(x, self.kernel[...]) + self.bias[...][None, :]
 
 
 _HEADS: dict[str, type[MarkovHead]] = {"vanilla": MarkovHead, "gated": GatedMarkovHead, "rnn": RNNMarkovHead, "tanh_rnn": TanhMarkovHead}

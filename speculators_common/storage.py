@@ -39,11 +39,3 @@ def decode_rows(stored: Shaped[Array, "..."]) -> Shaped[Array, "..."]:
     if stored.dtype == _BITS:
         return jax.lax.bitcast_convert_type(stored, jnp.bfloat16)
     return stored
-
-
-def decode_tokens_per_row(dtype: DTypeLike) -> int:
-    """Tokens that a plain decode step feeds per lone row: 2 where a one-row matmul falls off the fast path, the second one inert.
-
-    XLA:CPU turns a one-row bfloat16 matmul into a scalar loop that is eight times slower than two rows.
-    """
-    return 2 if np.dtype(dtype) == _BFLOAT16 and runs_on_cpu() else 1

@@ -1,7 +1,7 @@
 """Checkpoint tensors -> module parameters, strictly: every tensor is consumed, every parameter is filled, shapes are checked first.
 
 A family describes its checkpoint as a table of `Recipe`s, one per module parameter. `check_tensors` walks the whole table before it complains, so
-that one error lists every missing, unexpected and misshapen tensor; nothing is read before the names and shapes are known to be right.
+that one error lists every missing, unexpected, misshapen and mistyped tensor; nothing is read before the names and shapes are known to be right.
 """
 
 from __future__ import annotations
@@ -36,11 +36,13 @@ def _only(tensors: Sequence[np.ndarray]) -> np.ndarray:
 class Recipe:
     """How one module parameter is made from checkpoint tensors.
 
-    `tensors` maps each checkpoint name to the shape it must have there; `assemble` gets the arrays in that order.
+    `tensors` maps each checkpoint name to the shape it must have there; `assemble` gets the arrays in that order. Only tables of ids are anything
+    but floating point.
     """
 
     tensors: Mapping[str, tuple[int, ...]]
     assemble: Callable[[Sequence[np.ndarray]], np.ndarray] = _only
+    is_floating: bool = True
 
 
 def copied(name: str, shape: tuple[int, ...]) -> Recipe:
@@ -70,18 +72,26 @@ def check_tensors(
     file: str,
     ignored: Iterable[str] = (),
 ) -> None:
-    """Raise one `CheckpointError` that lists every missing, unexpected and misshapen tensor.
+    """Raise one `CheckpointError` that lists every missing, unexpected, misshapen and mistyped tensor.
 
-    `ignored` are full names that training alone needs; each of them may be present or absent.
+    `ignored` are full names of tensors without use here; each of them may be present or absent. One that ends in `.*` stands for every name below it.
     """
     wanted = {name: shape for recipe in recipes.values() for name, shape in recipe.tensors.items()}
     skipped = set(ignored)
+    skipped_folders = tuple(name.removesuffix("*") for name in skipped if name.endswith(".*"))
     faults = [f"tensor {name}: missing, expected shape {list(shape)}" for name, shape in wanted.items() if name not in available]
-    faults += [f"tensor {name}: unexpected" for name in available if name not in wanted and name not in skipped]
+    surplus = [name for name in available if name not in wanted and name not in skipped and not name.startswith(skipped_folders)]
+    faults += [f"tensor {name}: unexpected" for name in surplus]
     faults += [
         f"tensor {name}: found shape {list(available[name].shape)}, expected {list(shape)}"
         for name, shape in wanted.items()
         if name in available and tuple(available[name].shape) != tuple(shape)
+    ]
+    faults += [
+        f"tensor {name}: found dtype {available[name].dtype}, expected a floating-point one"
+        for recipe in recipes.values()
+        for name in recipe.tensors
+        if recipe.is_floating and name in available and not available[name].dtype.startswith(("float", "bfloat"))
     ]
     if faults:
         raise collected_error(file, faults)

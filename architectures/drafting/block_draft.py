@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int32
 from dspark_jax.architectures.drafting.block_layer import Angles, BlockLayer
 from dspark_jax.architectures.drafting.draft_chain import DraftChain, VocabTable, lent
 from dspark_jax.architectures.drafting.tables import DraftTables
-from dspark_jax.architectures.nn.embedding import Head, TokenTable
+from dspark_jax.architectures.nn.embedding import Head, TokenTable, soft_capped
 from dspark_jax.architectures.nn.kv_cache import KVCache, KVParams
 from dspark_jax.architectures.nn.linear import Linear
 from dspark_jax.architectures.nn.norms import RMSNorm
@@ -122,5 +122,4 @@ class BlockDraft(DraftChain):
         logits = head(self._drafting(hidden))
         if self.config.output_multiplier != 1:
             logits = logits * self.config.output_multiplier
-        cap = self.config.final_logit_softcapping
-        return logits if cap is None else cap * jnp.tanh(logits / cap)
+        return soft_capped(logits, self.config.final_logit_softcapping)

@@ -122,7 +122,7 @@ def _vocab_recipes(config: DraftConfig, names: Collection[str]) -> dict[str, Rec
         )
         return np.arange(config.num_draft_ids, dtype=np.int32) if table is None else np.asarray(table)
 
-    return {"draft_to_target": Recipe(tensors=present, assemble=absolute_ids)}
+    return {"draft_to_target": Recipe(tensors=present, assemble=absolute_ids, is_floating=False)}
 
 
 def _first_columns(name: str, shape: tuple[int, int], count: int) -> Recipe:

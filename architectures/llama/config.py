@@ -14,15 +14,17 @@ def parse_llama(raw: Mapping[str, Any], file: str, overrides: None = None) -> De
     """The decoder that `raw`, the content of `file`, describes: no query/key norms, optional biases."""
     fields = Fields(raw, file)
     geometry = read_decoder_geometry(fields)
+    mlp_bias = fields.boolean("mlp_bias", default=False)
     attention_bias = fields.boolean("attention_bias", default=False)
     return DecoderConfig(
         **geometry,
         use_qk_norm=False,
         attention_bias=attention_bias,
         output_bias=attention_bias,
-        mlp_bias=fields.boolean("mlp_bias", default=False),
+        mlp_bias=mlp_bias,
         layer_windows=(None,) * geometry["num_hidden_layers"],
         architecture="LlamaForCausalLM",
         family="llama",
         source=file,
+        unknown_fields=fields.unread(),
     )

@@ -6,24 +6,24 @@ Layers are unrolled and their arrays kept apart: stacking them for a scan makes 
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int32
+from jaxtyping import Array, Float
 
 from dspark_jax.architectures.nn.attention import paged_attention
-from dspark_jax.architectures.nn.embedding import Head, TokenTable, head_can_share_table, tied_logits
+from dspark_jax.architectures.nn.embedding import TokenEnds
 from dspark_jax.architectures.nn.kv_cache import KVCache, KVParams
+from dspark_jax.architectures.nn.layer_stack import run_layers
 from dspark_jax.architectures.nn.linear import Linear
 from dspark_jax.architectures.nn.mlp import GatedMLP
 from dspark_jax.architectures.nn.norms import RMSNorm
 from dspark_jax.architectures.nn.ragged_batch import RaggedBatch
-from dspark_jax.architectures.nn.rotary import rotary_angles, rotate
+from dspark_jax.architectures.nn.rotary import Angles, rotary_angles, rotate
 from dspark_jax.speculators_common.rope_config import RopeConfig
-
-Angles = tuple[Float[Array, "T R"], Float[Array, "T R"]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,11 +45,13 @@ class DecoderConfig:
     attention_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
+    query_pre_attn_scalar: float | None = None  # the attention scale is its inverse root; None = head_dim
     layer_windows: tuple[int | None, ...]
 
     architecture: str = dataclasses.field(compare=False)
     family: str = dataclasses.field(compare=False)
     source: str = dataclasses.field(default="", compare=False)
+    unknown_fields: tuple[str, ...] = dataclasses.field(default=(), compare=False)  # stated in the file, of no known meaning, without influence
 
 
 class DecoderAttention(nnx.Module):
@@ -59,6 +61,7 @@ class DecoderAttention(nnx.Module):
         self.layer = layer
         self.window = config.layer_windows[layer]
         self.num_heads, self.num_kv_heads, self.head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+        self.scale = (config.query_pre_attn_scalar or config.head_dim) ** -0.5
         width = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
         self.qkv = Linear(config.hidden_size, width, bias=config.attention_bias, dtype=dtype, rngs=rngs)
         self.output = Linear(self.num_heads * self.head_dim, config.hidden_size, bias=config.output_bias, dtype=dtype, rngs=rngs)
@@ -71,7 +74,7 @@ class DecoderAttention(nnx.Module):
         rotating, value = jnp.split(heads, [self.num_heads + self.num_kv_heads], axis=1)
         query, key = jnp.split(rotate(self._normed(rotating), angles).astype(x.dtype), [self.num_heads], axis=1)
         cache = cache.write(self.layer, batch, key, value.astype(x.dtype))
-        out = paged_attention(query, cache, self.layer, batch, scale=self.head_dim**-0.5, window=self.window)
+        out = paged_attention(query, cache, self.layer, batch, scale=self.scale, window=self.window)
         return self.output(out.reshape(x.shape[0], -1)), cache
 
     def _normed(self, heads: Float[Array, "T NK hd"]) -> Float[Array, "T NK hd"]:
@@ -85,13 +88,13 @@ class DecoderAttention(nnx.Module):
 class DecoderLayer(nnx.Module):
     """`x += attention(norm(x)); x += mlp(norm(x))`."""
 
-    def __init__(self, config: DecoderConfig, layer: int, *, dtype: DTypeLike, rngs: nnx.Rngs) -> None:
+    def __init__(self, config: DecoderConfig, layer: int, mlp: nnx.Module, *, dtype: DTypeLike, rngs: nnx.Rngs) -> None:
         self.input_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.attention = DecoderAttention(config, layer, dtype=dtype, rngs=rngs)
         self.post_attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.mlp = GatedMLP(config.hidden_size, config.intermediate_size, bias=config.mlp_bias, dtype=dtype, rngs=rngs)
+        self.mlp = mlp
 
-    def __call__(self, x: Float[Array, "T H"], angles: Angles, batch: RaggedBatch, cache: KVCache) -> tuple[Float[Array, "T H"], KVCache]:
+    def __call__(self, x: Float[Array, "T H"], cache: KVCache, *, angles: Angles, batch: RaggedBatch) -> tuple[Float[Array, "T H"], KVCache]:
         with jax.named_scope("attention"):
             attended, cache = self.attention(self.input_norm(x), angles, batch, cache)
         with jax.named_scope("mlp"):
@@ -99,18 +102,21 @@ class DecoderLayer(nnx.Module):
             return x + self.mlp(self.post_attention_norm(x)), cache
 
 
-class DenseDecoder(nnx.Module):
+class DenseDecoder(TokenEnds):
     """A `Target`: embedding, layers, final norm, head."""
 
     def __init__(self, config: DecoderConfig, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs | None = None) -> None:
         rngs = rngs or nnx.Rngs(0)
+        super().__init__(config.vocab_size, config.hidden_size, tied=config.tie_word_embeddings, dtype=dtype, rngs=rngs)
         self.config = config
-        self.dtype = jnp.dtype(dtype)
-        self.table = TokenTable(config.vocab_size, config.hidden_size, dtype=dtype, rngs=rngs)
-        self.layers = nnx.List(DecoderLayer(config, layer, dtype=dtype, rngs=rngs) for layer in range(config.num_hidden_layers))
+        self.layers = nnx.List(
+            DecoderLayer(config, layer, self.make_mlp(config, layer, rngs), dtype=dtype, rngs=rngs) for layer in range(config.num_hidden_layers)
+        )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        shares_table = config.tie_word_embeddings and head_can_share_table()
-        self.head = None if shares_table else Head(config.vocab_size, config.hidden_size, dtype=dtype, rngs=rngs)
+
+    def make_mlp(self, config: DecoderConfig, layer: int, rngs: nnx.Rngs) -> nnx.Module:
+        """The feed-forward part of `layer`; families whose layers differ override it."""
+        return GatedMLP(config.hidden_size, config.intermediate_size, bias=config.mlp_bias, dtype=self.dtype, rngs=rngs)
 
     def kv_params(self, page_size: int) -> KVParams:
         """Geometry of the cache that `forward` writes."""
@@ -123,25 +129,12 @@ class DenseDecoder(nnx.Module):
             dtype=self.dtype,
         )
 
-    def embed_tokens(self, ids: Int32[Array, "*axes"]) -> Float[Array, "*axes H"]:
-        """Embedding rows as stored."""
-        return self.table(ids)
-
-    def lm_head(self, hidden: Float[Array, "*axes H"]) -> Float[Array, "*axes V"]:
-        """Raw head product, float32."""
-        return tied_logits(hidden, self.table.rows[...]) if self.head is None else self.head(hidden)
-
     def forward(self, batch: RaggedBatch, cache: KVCache, taps: tuple[int, ...] = ()) -> tuple[Float[Array, "T H"], Float[Array, "T mH"], KVCache]:
         """Final-normed hidden states, the residual stream after each of `taps` layers (0 = embedding output) side by side, and the cache with the
         batch written."""
-        x = self.embed_tokens(batch.tokens)
         angles = rotary_angles(batch.positions, self.config.rope)
-        streams = {0: x}
-        for index, layer in enumerate(self.layers):
-            with jax.named_scope(f"layer{index}"):
-                x, cache = layer(x, angles, batch, cache)
-            streams[index + 1] = x
-        tapped = jnp.concatenate([streams[tap] for tap in taps], axis=-1) if taps else jnp.zeros((x.shape[0], 0), x.dtype)
+        calls = [functools.partial(layer, angles=angles, batch=batch) for layer in self.layers]
+        x, tapped, cache = run_layers(calls, self.embed_tokens(batch.tokens), cache, taps)
         return self.norm(x), tapped, cache
 
     def compute_logits(self, hidden: Float[Array, "*axes H"]) -> Float[Array, "*axes V"]:

@@ -1,10 +1,11 @@
-"""Reading the `config.json` of a dense decoder; what the Llama and Qwen3 lines share."""
+"""Reading the `config.json` of a decoder; what the target families share."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dspark_jax.architectures.recurrent_state import refuse_recurrent_layers
 from dspark_jax.speculators_common.fields import Fields
 from dspark_jax.speculators_common.rope_fields import parse_rope
 
@@ -33,44 +34,86 @@ HARMLESS_FIELDS = [
 
 
 def read_decoder_geometry(fields: Fields) -> dict[str, Any]:
-    """The `DecoderConfig` fields that every dense decoder states; `head_dim` defaults to hidden size over heads, as the format has it."""
-    hidden_size = fields.integer("hidden_size", minimum=1)
-    num_heads = fields.integer("num_attention_heads", minimum=1)
-    num_kv_heads = fields.integer("num_key_value_heads", minimum=1, default=num_heads)
-    if num_heads % num_kv_heads:
-        raise fields.error("num_key_value_heads", num_kv_heads, f"a divisor of num_attention_heads {num_heads}")
-    head_dim = fields.integer("head_dim", minimum=2, default=None)
-    if head_dim is None and hidden_size % num_heads:
-        raise fields.missing("head_dim", f"an integer, as hidden_size {hidden_size} is no multiple of num_attention_heads {num_heads}")
-    head_dim = head_dim or hidden_size // num_heads
-    activation = fields.string("hidden_act", default="silu")
-    if activation != "silu":
-        raise fields.error("hidden_act", activation, "silu")
-    fields.ignore(*HARMLESS_FIELDS)
+    """The `DecoderConfig` fields that every silu decoder with one rotation states."""
+    require_activation(fields, "silu", "hidden_act")
+    sizes = read_decoder_sizes(fields)
     return {
-        "hidden_size": hidden_size,
+        **sizes,
         "intermediate_size": fields.integer("intermediate_size", minimum=1),
-        "num_hidden_layers": fields.integer("num_hidden_layers", minimum=1),
-        "num_attention_heads": num_heads,
-        "num_key_value_heads": num_kv_heads,
-        "head_dim": head_dim,
-        "rms_norm_eps": fields.number("rms_norm_eps", above=0, default=1e-6),
-        "vocab_size": fields.integer("vocab_size", minimum=1),
-        "max_position_embeddings": fields.integer("max_position_embeddings", minimum=1),
         "tie_word_embeddings": fields.boolean("tie_word_embeddings", default=False),
-        "rope": parse_rope(fields, head_dim=head_dim),
+        "rope": parse_rope(fields, head_dim=sizes["head_dim"]),
     }
 
 
-def read_layer_windows(fields: Fields, num_layers: int) -> tuple[int | None, ...]:
-    """Sliding window per layer, `None` = full attention. A window without `use_sliding_window` or sliding layers has no meaning."""
-    kinds: Sequence[str] = fields.string_list("layer_types", default=("full_attention",) * num_layers)
+def read_decoder_sizes(fields: Fields, defaults: Mapping[str, int] | None = None) -> dict[str, Any]:
+    """The `DecoderConfig` fields that every decoder states. `defaults` are the sizes that a file of this family may leave out; `head_dim`, if it is
+    not among them, defaults to hidden size over heads, as the format has it."""
+    known = dict(defaults or {})
+    fields.ignore(*HARMLESS_FIELDS)
+
+    def size(name: str, minimum: int = 1) -> int:
+        return known[name] if name in known and not fields.has(name) else fields.integer(name, minimum=minimum)
+
+    hidden_size, num_heads = size("hidden_size"), size("num_attention_heads")
+    known.setdefault("num_key_value_heads", num_heads)
+    num_kv_heads = size("num_key_value_heads")
+    if num_heads % num_kv_heads:
+        raise fields.error("num_key_value_heads", num_kv_heads, f"a divisor of num_attention_heads {num_heads}")
+    if hidden_size % num_heads == 0:
+        known.setdefault("head_dim", hidden_size // num_heads)
+    elif not fields.has("head_dim") and "head_dim" not in known:
+        raise fields.missing("head_dim", f"an integer, as hidden_size {hidden_size} is no multiple of num_attention_heads {num_heads}")
+    return {
+        "hidden_size": hidden_size,
+        "num_hidden_layers": size("num_hidden_layers"),
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": num_kv_heads,
+        "head_dim": size("head_dim", minimum=2),
+        "rms_norm_eps": fields.number("rms_norm_eps", above=0, default=1e-6),
+        "vocab_size": size("vocab_size"),
+        "max_position_embeddings": size("max_position_embeddings"),
+    }
+
+
+def require_activation(fields: Fields, supported: str, *names: str) -> None:
+    """The feed-forward activation, stated under any of `names` or not at all, must be the family's."""
+    for name in names:
+        if fields.string(name, default=supported) != supported:
+            raise fields.error(name, fields.string(name), supported)
+
+
+def read_layer_kinds(fields: Fields, num_layers: int, default: Sequence[str]) -> tuple[str, ...]:
+    """`full_attention` or `sliding_attention` per layer."""
+    refuse_recurrent_layers(fields)
+    kinds = fields.string_list("layer_types", default=tuple(default))
     unknown = [kind for kind in kinds if kind not in ("full_attention", "sliding_attention")]
     if unknown or len(kinds) != num_layers:
         raise fields.error("layer_types", unknown[0] if unknown else list(kinds), f"{num_layers} entries of full_attention or sliding_attention")
-    fields.ignore("use_sliding_window")
+    return kinds
+
+
+def read_windows(fields: Fields, kinds: Sequence[str], default_window: int | None = None) -> tuple[int | None, ...]:
+    """Sliding window per layer, `None` = full attention. A window without sliding layers has no meaning."""
     if "sliding_attention" not in kinds:
         fields.ignore("sliding_window")
-        return (None,) * num_layers
-    window = fields.integer("sliding_window", minimum=1)
+        return (None,) * len(kinds)
+    is_left_out = default_window is not None and not fields.has("sliding_window")
+    window = default_window if is_left_out else fields.integer("sliding_window", minimum=1)
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
+
+def read_layer_windows(fields: Fields, num_layers: int) -> tuple[int | None, ...]:
+    """Sliding window per layer, `None` = full attention.
+
+    Files without `layer_types` say it by `use_sliding_window`, which spares the first `max_window_layers` layers.
+    """
+    default = ["full_attention"] * num_layers
+    if fields.boolean("use_sliding_window", default=False) and fields.has("sliding_window") and not fields.has("layer_types"):
+        first = fields.integer("max_window_layers", minimum=0)
+        default = ["sliding_attention" if layer >= first else "full_attention" for layer in range(num_layers)]
+    return read_windows(fields, read_layer_kinds(fields, num_layers, default))
+
+
+def every_sixth_full(num_layers: int, pattern: int = 6) -> tuple[str, ...]:
+    """Gemma's default mix: every `pattern`-th layer is full, the others slide."""
+    return tuple("sliding_attention" if (layer + 1) % pattern else "full_attention" for layer in range(num_layers))

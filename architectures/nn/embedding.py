@@ -1,4 +1,4 @@
-"""Token embeddings and the language-model head, tied or not."""
+"""Token embeddings and the language-model head, tied or not: the two ends of a target."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int32
 
-from dspark_jax.architectures.nn.linear import matmul
+from dspark_jax.speculators_common.matmul import matmul
 from dspark_jax.speculators_common.storage import decode_rows, encode_rows, row_storage_dtype, runs_on_cpu
 
 
@@ -47,3 +47,26 @@ def head_can_share_table() -> bool:
     There lookups need bit patterns in bfloat16, and a one-row float32 product with the `[V, H]` table runs at half the memory bandwidth.
     """
     return not runs_on_cpu()
+
+
+def soft_capped(logits: Float[Array, "*axes V"], cap: float | None) -> Float[Array, "*axes V"]:
+    """`cap * tanh(logits / cap)`; unchanged without a cap."""
+    return logits if cap is None else cap * jnp.tanh(logits / cap)
+
+
+class TokenEnds(nnx.Module):
+    """The raw tables of a target, which it may lend to a draft."""
+
+    def __init__(self, vocab_size: int, hidden_size: int, *, tied: bool, dtype: DTypeLike, rngs: nnx.Rngs) -> None:
+        self.dtype = jnp.dtype(dtype)
+        self.table = TokenTable(vocab_size, hidden_size, dtype=dtype, rngs=rngs)
+        shares_table = tied and head_can_share_table()
+        self.head = None if shares_table else Head(vocab_size, hidden_size, dtype=dtype, rngs=rngs)
+
+    def embed_tokens(self, ids: Int32[Array, "*axes"]) -> Float[Array, "*axes H"]:
+        """Embedding rows as stored: no scaling."""
+        return self.table(ids)
+
+    def lm_head(self, hidden: Float[Array, "*axes H"]) -> Float[Array, "*axes V"]:
+        """Raw head product, float32: no soft-cap."""
+        return tied_logits(hidden, self.table.rows[...]) if self.head is None else self.head(hidden)

@@ -20,37 +20,42 @@ from dspark_jax.speculators_common.storage import decode_rows, encode_rows, row_
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class KVParams:
-    """Geometry of one model's cache."""
+    """Geometry of one model's cache. `num_layers` counts the layers that store keys and values; a tuple has one entry for each of them."""
 
     num_layers: int
-    num_key_value_heads: int  # K
-    head_dim: int  # hd
+    num_key_value_heads: int | tuple[int, ...]  # K
+    head_dim: int | tuple[int, ...]  # hd
     page_size: int = 64
     dtype: DTypeLike = jnp.bfloat16
 
+    @property
+    def layer_shapes(self) -> tuple[tuple[int, int], ...]:
+        """(K, hd) of every layer."""
+        return tuple(zip(self._per_layer(self.num_key_value_heads), self._per_layer(self.head_dim), strict=True))
+
     def bytes_per_page(self) -> int:
         """Bytes that one page id costs over all layers, keys and values."""
-        per_layer = self.num_key_value_heads * self.page_size * self.head_dim * jnp.dtype(self.dtype).itemsize
-        return 2 * self.num_layers * per_layer
+        per_position = sum(heads * head_dim for heads, head_dim in self.layer_shapes)
+        return 2 * per_position * self.page_size * jnp.dtype(self.dtype).itemsize
+
+    def _per_layer(self, size: int | tuple[int, ...]) -> tuple[int, ...]:
+        return size if isinstance(size, tuple) else (size,) * self.num_layers
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class KVPages:
-    """The pools of one model, one pair per layer. Head-major inside a page: attention reads whole heads."""
+    """The pools of one model, one pair per storing layer. Head-major inside a page: attention reads whole heads."""
 
-    keys: tuple[Shaped[Array, "pages K page hd"], ...]
-    values: tuple[Shaped[Array, "pages K page hd"], ...]
+    keys: tuple[Shaped[Array, "pages _K page _hd"], ...]
+    values: tuple[Shaped[Array, "pages _K page _hd"], ...]
 
     @classmethod
     def zeros(cls, params: KVParams, num_pages: int) -> KVPages:
         """Empty pools of `num_pages` pages."""
-        shape = (num_pages, params.num_key_value_heads, params.page_size, params.head_dim)
+        shapes = [(num_pages, heads, params.page_size, head_dim) for heads, head_dim in params.layer_shapes]
         storage = row_storage_dtype(params.dtype)
-        return cls(
-            keys=tuple(jnp.zeros(shape, storage) for _ in range(params.num_layers)),
-            values=tuple(jnp.zeros(shape, storage) for _ in range(params.num_layers)),
-        )
+        return cls(keys=tuple(jnp.zeros(shape, storage) for shape in shapes), values=tuple(jnp.zeros(shape, storage) for shape in shapes))
 
 
 @jax.tree_util.register_dataclass
@@ -66,7 +71,11 @@ class KVCache:
     lengths: Int32[Array, "B"]
 
     def write(self, layer: int, batch: RaggedBatch, keys: Float[Array, "T K hd"], values: Float[Array, "T K hd"]) -> KVCache:
-        """Store one layer's keys and values at `batch.positions`; inert tokens and unassigned pages store nothing."""
+        """Store one layer's keys and values at `batch.positions`; inert tokens and unassigned pages store nothing.
+
+        A value that is not finite is stored as 0: masking gives a stale row weight 0, and 0 times NaN would still reach the row that owns the page
+        next.
+        """
         pool = self.pages.keys[layer]
         num_pages, _, page_size, _ = pool.shape
         page_index = jnp.maximum(batch.positions, 0) // page_size
@@ -94,7 +103,8 @@ class KVCache:
 def _scatter(
     pool: Shaped[Array, "pages K page hd"], page: Int32[Array, "T"], slot: Int32[Array, "T"], rows: Float[Array, "T K hd"]
 ) -> Shaped[Array, "pages K page hd"]:
-    return pool.at[page, :, slot].set(encode_rows(rows, pool.dtype), mode="drop")
+    finite = jnp.where(jnp.isfinite(rows), rows, jnp.zeros_like(rows))
+    return pool.at[page, :, slot].set(encode_rows(finite, pool.dtype), mode="drop")
 
 
 def _replace(pools: tuple[Shaped[Array, "..."], ...], layer: int, pool: Shaped[Array, "..."]) -> tuple[Shaped[Array, "..."], ...]:

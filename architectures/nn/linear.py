@@ -1,4 +1,4 @@
-"""Matrix products with float32 accumulation."""
+"""The linear layer."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-
-def matmul(x: Float[Array, "*axes in"], kernel: Float[Array, "in out"]) -> Float[Array, "*axes out"]:
-    """`x @ kernel`, float32 result. Asking for it is also what keeps XLA:CPU on its fast bfloat16 path."""
-    return jnp.matmul(x, kernel, preferred_element_type=jnp.float32)
+from dspark_jax.speculators_common.matmul import matmul
 
 
 class Linear(nnx.Module):

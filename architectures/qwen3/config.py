@@ -14,14 +14,16 @@ def parse_qwen3(raw: Mapping[str, Any], file: str, overrides: None = None) -> De
     """The decoder that `raw`, the content of `file`, describes: RMSNorm on every query and key head."""
     fields = Fields(raw, file)
     geometry = read_decoder_geometry(fields)
+    layer_windows = read_layer_windows(fields, geometry["num_hidden_layers"])
     attention_bias = fields.boolean("attention_bias", default=False)
     return DecoderConfig(
         **geometry,
         use_qk_norm=True,
         attention_bias=attention_bias,
         output_bias=attention_bias,
-        layer_windows=read_layer_windows(fields, geometry["num_hidden_layers"]),
+        layer_windows=layer_windows,
         architecture="Qwen3ForCausalLM",
         family="qwen3",
         source=file,
+        unknown_fields=fields.unread(),
     )

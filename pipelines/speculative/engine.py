@@ -59,15 +59,19 @@ class Completion:
     decode_seconds: float = 0.0  # wall time between the first and the last token, shared with the rows beside it
 
     @property
-    def tau(self) -> float | None:
-        """Mean acceptance length: accepted drafts and the target's own token per round; `None` without a round.
+    def committed(self) -> int:
+        """Tokens that the rounds committed: accepted drafts and the target's own, what the budget cut off included.
 
         A round that ends in an accepted stop token has no token of the target's own.
         """
-        if not self.rounds:
-            return None
-        ends_in_draft = self.finish_reason == "stop" and len(self.output_ids) - 1 < sum(accepted + 1 for _, accepted in self.rounds)
-        return (sum(accepted + 1 for _, accepted in self.rounds) - ends_in_draft) / len(self.rounds)
+        total = sum(accepted + 1 for _, accepted in self.rounds)
+        ends_in_draft = self.finish_reason == "stop" and len(self.output_ids) - 1 < total
+        return total - ends_in_draft
+
+    @property
+    def tau(self) -> float | None:
+        """Mean acceptance length, `committed` per round; `None` without a round."""
+        return self.committed / len(self.rounds) if self.rounds else None
 
 
 OnTokens = Callable[[int, Sequence[int]], None]
@@ -105,14 +109,8 @@ class Engine:
         target_params = target.kv_params(options.page_size)
         draft_params = None if draft is None else draft.kv_params(options.page_size)
         self.kv_bytes = self._pool.num_pages * (target_params.bytes_per_page() + (draft_params.bytes_per_page() if draft_params else 0))
-        self._state: RoundState | None = empty_state(
-            KVPages.zeros(target_params, self._pool.num_pages),
-            None if draft_params is None else KVPages.zeros(draft_params, self._pool.num_pages),
-            num_rows=options.batch_size,
-            pages_per_row=self._pages_per_row,
-            num_drafts=self.num_speculative_tokens,
-            num_stop_ids=options.max_stop_ids,
-        )
+        self._kv_params = (target_params, draft_params)
+        self._state: RoundState | None = self._empty_state()
         self._rows: list[_Row | None] = [None] * options.batch_size
 
     @property
@@ -133,20 +131,20 @@ class Engine:
                 self._prefill_call(0, np.zeros((width,), np.int32), 0, False, num_pages)
                 count += 1
             if stream in (None, True):
-                self._state, _ = self.programs.round(self._taken_state(), num_pages=num_pages)
+                self._state, _ = self.programs.round(self._donated_state(), num_pages=num_pages)
                 count += 1
             if stream in (None, False):
-                self._state, _ = self.programs.loop(self._taken_state(), num_pages=num_pages, until_any_finishes=False)
+                self._state, _ = self.programs.loop(self._donated_state(), num_pages=num_pages, until_any_finishes=False)
                 count += 1
         self._state = jax.block_until_ready(self._admitted(0, [], 0, Request(prompt_ids=(0,), max_new_tokens=0)))
-        self._state = dataclasses.replace(self._taken_state(), finished=jnp.ones((self.options.batch_size,), bool))
+        self._state = dataclasses.replace(self._donated_state(), finished=jnp.ones((self.options.batch_size,), bool))
         return count
 
     def check(self, request: Request) -> None:
         """Raise a `RequestError` for a request that cannot be served, before anything runs."""
         options = self.options
         outside = [token for token in request.prompt_ids if not 0 <= token < self.vocab_size]
-        longest = min(options.max_seq_len, self._pool.num_pages * options.page_size - self._headroom)
+        longest = self._longest
         faults = [
             (not request.prompt_ids, "prompt", "no tokens", "at least one token"),
             (bool(outside), "prompt", f"token id {outside[:1]}", f"ids 0..{self.vocab_size - 1}"),
@@ -171,6 +169,8 @@ class Engine:
         `on_tokens(index, ids)` gets the tokens of a request as they reach the host. A request that would pass `max_seq_len` ends there with reason
         `length`.
         """
+        if any(self._rows):
+            raise RequestError("engine: found a run in progress, allowed one at a time: finish or close it first")
         for request in requests:
             self.check(request)
         waiting = collections.deque(enumerate(requests))
@@ -206,7 +206,7 @@ class Engine:
         for start, width in self._chunks(len(prompt)):
             part = prompt[start : start + width]
             is_last = start + len(part) == len(prompt)
-            num_pages = self._bucket(start + width)
+            num_pages = self.page_bucket(start + width)
             output = self._prefill_call(slot, np.pad(part, (0, width - len(part))), len(part), is_last, num_pages)
         assert output is not None
         host = jax.device_get(output)
@@ -216,14 +216,14 @@ class Engine:
 
     def _decode(self, stream: bool, until_any_finishes: bool, tell: OnTokens) -> None:
         deepest = max(row.committed for row in self._rows if row)
-        num_pages = self._bucket(deepest + self._headroom)
+        num_pages = self.page_bucket(deepest + self._headroom)
         if stream:
-            self._state, output = self.programs.round(self._taken_state(), num_pages=num_pages)
+            self._state, output = self.programs.round(self._donated_state(), num_pages=num_pages)
             host = jax.device_get(output)
             counts = host.is_round.astype(np.int32)
             proposed, accepted = host.proposed[:, None], host.accepted[:, None]
         else:
-            self._state, loop_output = self.programs.loop(self._taken_state(), num_pages=num_pages, until_any_finishes=until_any_finishes)
+            self._state, loop_output = self.programs.loop(self._donated_state(), num_pages=num_pages, until_any_finishes=until_any_finishes)
             host = jax.device_get(loop_output)
             counts, proposed, accepted = host.num_rounds, host.proposed, host.accepted
         for slot, row in enumerate(self._rows):
@@ -260,14 +260,20 @@ class Engine:
         if live and self._state is not None:
             self._state = dataclasses.replace(self._state, finished=jnp.ones_like(self._state.finished))
 
+    @property
+    def _longest(self) -> int:
+        """Tokens of the longest sequence: the stated bound, or all that the page pool holds besides a round in flight."""
+        return min(self.options.max_seq_len, self._pool.num_pages * self.options.page_size - self._headroom)
+
     def _budget(self, request: Request) -> int:
-        return min(request.max_new_tokens, self.options.max_seq_len - len(request.prompt_ids))
+        return min(request.max_new_tokens, self._longest - len(request.prompt_ids))
 
     def _pages_needed(self, request: Request) -> int:
         positions = len(request.prompt_ids) + self._budget(request) + self._headroom
         return min(-(-positions // self.options.page_size), self._pool.num_pages)
 
-    def _bucket(self, positions: int) -> int:
+    def page_bucket(self, positions: int) -> int:
+        """Pages that a program reads so that `positions` of every row are in reach."""
         pages = -(-positions // self.options.page_size)
         return next((bucket for bucket in self.page_buckets if bucket >= pages), self._pages_per_row)
 
@@ -286,7 +292,7 @@ class Engine:
         stops = np.full((self.options.max_stop_ids,), NO_TOKEN, np.int32)
         stops[: len(request.stop_ids)] = request.stop_ids
         return self.programs.admit(
-            self._taken_state(),
+            self._donated_state(),
             slot,
             pages=jnp.asarray(table),
             budget=budget,
@@ -295,12 +301,24 @@ class Engine:
         )
 
     def _prefill_call(self, slot: int, tokens: np.ndarray, length: int, is_last: bool, num_pages: int) -> RoundOutput:
-        self._state, output = self.programs.prefill(self._taken_state(), slot, jnp.asarray(tokens), length, is_last, num_pages=num_pages)
+        self._state, output = self.programs.prefill(self._donated_state(), slot, jnp.asarray(tokens), length, is_last, num_pages=num_pages)
         return output
 
-    def _taken_state(self) -> RoundState:
+    def _empty_state(self) -> RoundState:
+        target, draft = self._kv_params
+        return empty_state(
+            KVPages.zeros(target, self._pool.num_pages),
+            None if draft is None else KVPages.zeros(draft, self._pool.num_pages),
+            num_rows=self.options.batch_size,
+            pages_per_row=self._pages_per_row,
+            num_drafts=self.num_speculative_tokens,
+            num_stop_ids=self.options.max_stop_ids,
+        )
+
+    def _donated_state(self) -> RoundState:
+        """The state, to be donated. A call that failed took it along: then the caches start anew, as all rows were dropped with it."""
         if self._state is None:
-            raise RuntimeError("the engine lost its state in a failed call: build a new one")
+            self._state = self._empty_state()
         state, self._state = self._state, None
         return state
 

@@ -23,7 +23,6 @@ class LoopOutput:
     accepted: Int32[Array, "B R"]
     num_rounds: Int32[Array, "B"]
     non_finite: Int32[Array, "B"]
-    finished: Bool[Array, "B"]
 
 
 def decode_loop(
@@ -46,7 +45,7 @@ def decode_loop(
     def body(carry: tuple[Int32[Array, ""], RoundState, LoopOutput]) -> tuple[Int32[Array, ""], RoundState, LoopOutput]:
         rounds, state, done = carry
         state, output = step(state, None)
-        return rounds + 1, state, _append(done, output, state.finished)
+        return rounds + 1, state, _append(done, output)
 
     start = (jnp.zeros((), jnp.int32), state, _nothing_yet(state, max_rounds, width))
     _, state, done = jax.lax.while_loop(goes_on, body, start)
@@ -62,12 +61,11 @@ def _nothing_yet(state: RoundState, max_rounds: int, width: int) -> LoopOutput:
         accepted=jnp.full((rows, max_rounds), NO_TOKEN, jnp.int32),
         num_rounds=jnp.zeros((rows,), jnp.int32),
         non_finite=jnp.zeros((rows,), jnp.int32),
-        finished=state.finished,
     )
 
 
-def _append(done: LoopOutput, output: RoundOutput, finished: Bool[Array, "B"]) -> LoopOutput:
-    rows = jnp.arange(finished.shape[0], dtype=jnp.int32)
+def _append(done: LoopOutput, output: RoundOutput) -> LoopOutput:
+    rows = jnp.arange(output.num_tokens.shape[0], dtype=jnp.int32)
     place = done.num_tokens[:, None] + jnp.arange(output.tokens.shape[1], dtype=jnp.int32)[None, :]
     nowhere = done.tokens.shape[1]
     place = jnp.where(output.tokens == NO_TOKEN, nowhere, place)
@@ -79,5 +77,4 @@ def _append(done: LoopOutput, output: RoundOutput, finished: Bool[Array, "B"]) -
         accepted=done.accepted.at[rows, round_place].set(output.accepted, mode="drop"),
         num_rounds=done.num_rounds + output.is_round.astype(jnp.int32),
         non_finite=done.non_finite + output.non_finite.astype(jnp.int32),
-        finished=finished,
     )

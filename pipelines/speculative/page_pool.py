@@ -10,11 +10,6 @@ class PagePool:
         self.num_pages = num_pages
         self._free = list(range(num_pages - 1, -1, -1))
 
-    @property
-    def num_free(self) -> int:
-        """Pages that can be taken now."""
-        return len(self._free)
-
     def take(self, count: int) -> list[int]:
         """`count` pages, or an empty list if there are too few."""
         if count > len(self._free):

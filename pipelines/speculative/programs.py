@@ -20,7 +20,6 @@ from dspark_jax.architectures.protocols import Draft, Target
 from dspark_jax.pipelines.speculative.loop import LoopOutput, decode_loop
 from dspark_jax.pipelines.speculative.state import PromptChunk, RoundOutput, RoundState
 from dspark_jax.pipelines.speculative.step import Step, StepConfig, speculative_step
-from dspark_jax.speculators_common.storage import decode_tokens_per_row
 
 _ROW_FIELDS = ("page_table", "committed", "anchor", "drafts", "num_drafts", "remaining", "finished", "stop_ids", "confidence_threshold")
 
@@ -34,7 +33,6 @@ class Programs:
         self._graphdef, modules = nnx.split((target, draft))
         leaves, self._treedef = jax.tree.flatten(modules)
         self._leaves = tuple(leaves)
-        self._dtype = target.kv_params(page_size).dtype
         self._round = self._jitted(self._round_program, ("num_pages",))
         self._loop = self._jitted(self._loop_program, ("num_pages",))
         self._prefill = self._jitted(self._prefill_program, ("num_pages",))
@@ -72,19 +70,13 @@ class Programs:
         """The lowered device loop, for inspection."""
         return self._loop.lower(self._leaves, state, jnp.asarray(False), num_pages=num_pages)
 
-    def weight_bytes(self) -> int:
-        """Bytes of all arrays that the programs read besides the state."""
-        return sum(leaf.nbytes for leaf in self._leaves)
-
     @staticmethod
     def _jitted(program: Callable[..., Any], static: tuple[str, ...]) -> Any:
         return jax.jit(program, donate_argnums=(1,), static_argnames=static)
 
     def _step(self, leaves: tuple[Array, ...], num_pages: int) -> Step:
         target, draft = nnx.merge(self._graphdef, jax.tree.unflatten(self._treedef, leaves))
-        config = StepConfig(
-            num_speculative_tokens=self.num_speculative_tokens, num_pages=num_pages, min_tokens_per_row=decode_tokens_per_row(self._dtype)
-        )
+        config = StepConfig(num_speculative_tokens=self.num_speculative_tokens, num_pages=num_pages)
         return speculative_step(target, draft, config)
 
     def _round_program(self, leaves: tuple[Array, ...], state: RoundState, *, num_pages: int) -> tuple[RoundState, RoundOutput]:

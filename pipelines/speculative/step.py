@@ -31,14 +31,13 @@ class StepConfig:
 
     num_speculative_tokens: int  # k: drafts asked for per round; the draft always runs its trained width
     num_pages: int  # page-table columns that attention reads: positions below num_pages * page_size
-    min_tokens_per_row: int = 1  # inert padding of plain decoding, see `speculators_common/storage.py`
 
 
 def speculative_step(target: Target, draft: Draft | None, config: StepConfig) -> Step:
     """The round for this pair. A draft of `None` gives plain greedy decoding."""
 
     def step(state: RoundState, chunk: PromptChunk | None = None) -> tuple[RoundState, RoundOutput]:
-        batch, is_prompt = _batch(state, chunk, config)
+        batch, is_prompt = _batch(state, chunk)
         with jax.named_scope("verify"):
             choices, taps, target_pages = _verify(target, draft, state, batch, chunk, config)
         with jax.named_scope("accept"):
@@ -53,11 +52,11 @@ def speculative_step(target: Target, draft: Draft | None, config: StepConfig) ->
     return step
 
 
-def _batch(state: RoundState, chunk: PromptChunk | None, config: StepConfig) -> tuple[RaggedBatch, Bool[Array, "B"]]:
+def _batch(state: RoundState, chunk: PromptChunk | None) -> tuple[RaggedBatch, Bool[Array, "B"]]:
     """Tokens `[anchor, drafts]` of decode rows and prompt tokens of prompt rows, from position P on."""
     tokens = jnp.concatenate([state.anchor[:, None], state.drafts], axis=1)
     lengths = jnp.where(state.finished, 0, 1 + state.num_drafts)
-    width = max(tokens.shape[1], config.min_tokens_per_row, 0 if chunk is None else chunk.tokens.shape[1])
+    width = max(tokens.shape[1], 0 if chunk is None else chunk.tokens.shape[1])
     tokens = jnp.pad(tokens, ((0, 0), (0, width - tokens.shape[1])))
     is_prompt = jnp.zeros((state.num_rows,), bool)
     if chunk is not None:
@@ -84,15 +83,7 @@ def _verify(
         last = jnp.maximum(chunk.lengths - 1, 0)[:, None]
         index = jnp.where(chunk.is_prompt[:, None], last, jnp.arange(num_verified, dtype=jnp.int32)[None, :])
         wanted = jnp.take_along_axis(by_row, index[:, :, None], axis=1)
-    return _choose(target, wanted, config), taps, cache.pages
-
-
-def _choose(target: Target, hidden: Float[Array, "B n H"], config: StepConfig) -> Int32[Array, "B n"]:
-    rows, count, width = hidden.shape
-    flat = hidden.reshape(rows * count, width)
-    padding = max(config.min_tokens_per_row - rows * count, 0)
-    logits = target.compute_logits(jnp.pad(flat, ((0, padding), (0, 0))))
-    return argmax(logits[: rows * count]).reshape(rows, count)
+    return argmax(target.compute_logits(wanted)), taps, cache.pages
 
 
 def _commit(
@@ -102,8 +93,8 @@ def _commit(
     offered = jnp.where(is_prompt | state.finished, 0, state.num_drafts)
     verdict = accept_greedy(state.drafts, offered, choices)
     is_round = ~is_prompt & ~state.finished
-    says = is_round if chunk is None else is_round | (is_prompt & chunk.is_last)
-    emission = cut_emission(state.drafts, verdict, state.stop_ids, jnp.where(says, state.remaining, 0), NO_TOKEN)
+    emits = is_round if chunk is None else is_round | (is_prompt & chunk.is_last)
+    emission = cut_emission(state.drafts, verdict, state.stop_ids, jnp.where(emits, state.remaining, 0), NO_TOKEN)
     kept = emission.num_tokens
     if chunk is not None:
         kept = jnp.where(is_prompt, chunk.lengths, kept)
@@ -119,9 +110,9 @@ def _commit(
     state = dataclasses.replace(
         state,
         committed=state.committed + kept,
-        anchor=jnp.where(says & (emission.num_tokens > 0), emission.last_token, state.anchor),
+        anchor=jnp.where(emits & (emission.num_tokens > 0), emission.last_token, state.anchor),
         remaining=remaining,
-        finished=state.finished | (says & (emission.stopped | (remaining <= 0))),
+        finished=state.finished | (emits & (emission.stopped | (remaining <= 0))),
     )
     return state, output, kept
 
@@ -138,17 +129,23 @@ def _propose(
     assert state.draft_pages is not None
     table = state.page_table[:, : config.num_pages]
     cache = KVCache(pages=state.draft_pages, page_table=table, lengths=state.committed)
-    cache = draft.materialize_kv(draft.project_target_hidden(taps), batch, cache)
+    context = draft.project_target_hidden(taps)
+    cache = draft.materialize_kv(context, batch, cache)
     num_slots = config.num_speculative_tokens + (0 if draft.config.sample_from_anchor else 1)
     hidden = draft.forward_block(draft.embed_block(state.anchor, target), cache, num_slots)
     base_logits = draft.compute_logits(hidden, target)
     drafts = draft.sample_draft_tokens(base_logits, state.anchor, hidden=hidden)
-    finite = jnp.all(jnp.isfinite(hidden), axis=(1, 2))
-    room = table.shape[1] * cache.pages.keys[0].shape[2] - 1 - state.committed
-    length = jnp.clip(room, 0, config.num_speculative_tokens)
+    finite = jnp.all(jnp.isfinite(hidden), axis=(1, 2)) & _kept_rows_finite(context, batch)
+    free_positions = state.page_table.shape[1] * cache.pages.keys[0].shape[2] - 1 - state.committed
+    length = jnp.clip(free_positions, 0, config.num_speculative_tokens)
     confidence = draft.predict_confidence(hidden, state.anchor, drafts)
     if confidence is not None:
         length = jnp.minimum(length, draft.proposal_length(confidence, state.confidence_threshold))
     length = jnp.where(finite, length, 0)
     state = dataclasses.replace(state, draft_pages=cache.pages, drafts=drafts, num_drafts=length)
     return state, ~finite & ~state.finished
+
+
+def _kept_rows_finite(context: Float[Array, "T d"], batch: RaggedBatch) -> Bool[Array, "B"]:
+    finite = jnp.all(jnp.isfinite(context), axis=-1) | (batch.positions == PADDING_POSITION)
+    return jnp.all(batch.to_rows(finite), axis=1)

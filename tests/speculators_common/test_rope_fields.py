@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from dspark_jax.speculators_common.errors import CheckpointError
@@ -10,6 +12,7 @@ from dspark_jax.speculators_common.rope_config import RopeConfig
 from dspark_jax.speculators_common.rope_fields import parse_rope, stated_partial_rotary_factor
 
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+YARN = {"rope_theta": 1e4, "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
 NESTED = {
     "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0, "partial_rotary_factor": 0.25},
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
@@ -63,6 +66,36 @@ def test_llama3_scaling_in_every_layout(raw):
     assert parsed(raw) == expected
 
 
+@pytest.mark.parametrize(
+    "raw",
+    [
+        {"rope_parameters": YARN},
+        {"rope_theta": 1e4, "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}},
+        {"rope_theta": 1e4, "max_position_embeddings": 32768, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+    ],
+)
+def test_yarn_scaling_in_every_layout(raw):
+    rope = parsed(raw)
+    assert rope.attention_factor == pytest.approx(1.138629436)
+    expected = RopeConfig(theta=1e4, rotary_dim=64, kind="yarn", factor=4.0, original_max_position_embeddings=32768)
+    assert dataclasses.replace(rope, attention_factor=1.0) == expected
+    assert (expected.beta_fast, expected.beta_slow) == (32.0, 1.0)
+
+
+def test_yarn_settings_that_are_stated_win_over_the_usual_ones():
+    rope = parsed({"rope_parameters": YARN | {"beta_fast": 16, "beta_slow": 2, "attention_factor": 1.5}})
+    assert (rope.beta_fast, rope.beta_slow, rope.attention_factor) == (16.0, 2.0, 1.5)
+
+
+def test_a_family_that_knows_it_may_turn_a_proportion_of_the_pairs_of_a_whole_head():
+    raw = {"rope_parameters": {"rope_theta": 1e6, "rope_type": "proportional", "partial_rotary_factor": 0.25}}
+    assert parsed(raw, kinds=("default", "proportional")) == RopeConfig(theta=1e6, rotary_dim=64, kind="proportional", rotating_pairs=8)
+    with pytest.raises(CheckpointError, match="found 'proportional', allowed default as RoPE type"):
+        parsed(raw, kinds=("default",))
+    with pytest.raises(CheckpointError, match=r"rope_parameters\.rope_type: found 'default', allowed linear as RoPE type"):
+        parsed({"rope_parameters": {"rope_theta": 1e6}}, kinds=("linear",))
+
+
 def test_settings_nested_per_layer_kind_are_taken_from_the_first_kind_asked_for():
     raw = {"rope_parameters": NESTED}
     assert parsed(raw) == RopeConfig(theta=1e6, rotary_dim=16, kind="linear", factor=8.0)
@@ -91,9 +124,18 @@ def test_the_rotating_share_comes_from_the_argument_or_else_from_the_file():
     ("raw", "expected"),
     [
         (
-            {"rope_parameters": {"rope_theta": 1e4, "rope_type": "yarn", "factor": 4.0}},
-            "rope_parameters.rope_type: found 'yarn', allowed default, linear, llama3 as RoPE type",
+            {"rope_parameters": {"rope_theta": 1e4, "rope_type": "longrope", "factor": 4.0}},
+            "rope_parameters.rope_type: found 'longrope', allowed default, linear, llama3, yarn as RoPE type",
         ),
+        (
+            {"rope_parameters": {"rope_theta": 1e4, "rope_type": "proportional"}},
+            "rope_type: found 'proportional', allowed default, linear, llama3, yarn",
+        ),
+        ({"rope_parameters": {"rope_theta": 1e4, "rope_type": "yarn"}}, "rope_parameters.factor: missing, allowed a finite number > 0"),
+        ({"rope_parameters": {"rope_theta": 1e4, "rope_type": "yarn", "factor": 4.0}}, "max_position_embeddings: missing, allowed an integer >= 1"),
+        ({"rope_parameters": YARN | {"mscale": 0.7}}, "rope_parameters.mscale: found 0.7, allowed no such field"),
+        ({"rope_parameters": YARN | {"truncate": False}}, "rope_parameters.truncate: found False, allowed true"),
+        ({"rope_parameters": YARN | {"beta_fast": 1}}, "rope_parameters.beta_fast: found 1, allowed a finite number > 1.0"),
         ({"rope_theta": 1e4, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_scaling.type: found 'dynamic', allowed default, linear"),
         ({"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, "rope_parameters.rope_theta or rope_theta: missing, allowed a finite number"),
         ({"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, "(RoPE type 'linear')"),

@@ -307,8 +307,8 @@ def test_unknown_fields_are_listed_by_path_and_do_not_matter():
         ),
         ({f"{NESTED}.layer_types": ["sliding_attention"] * 2, f"{NESTED}.sliding_window": 0}, "sliding_window: found 0, allowed an integer >= 1"),
         (
-            {f"{NESTED}.rope_parameters": {"rope_theta": 1e4, "rope_type": "yarn"}},
-            f"{NESTED}.rope_parameters.rope_type: found 'yarn', allowed default",
+            {f"{NESTED}.rope_parameters": {"rope_theta": 1e4, "rope_type": "dynamic"}},
+            f"{NESTED}.rope_parameters.rope_type: found 'dynamic', allowed default",
         ),
         ({f"{NESTED}.rope_parameters": {"rope_type": "default"}}, "rope_theta: missing, allowed a finite number > 0 (RoPE type 'default')"),
         ({"hidden_size": 128}, f"hidden_size: found 128, but {NESTED}.hidden_size is 64, allowed the same value at both places"),

@@ -1,0 +1,87 @@
+"""`config.json` of Gemma 3, text-only or multimodal -> `Gemma3Config`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from dspark_jax.architectures.nn.decoder import DecoderConfig
+from dspark_jax.architectures.nn.decoder_fields import every_sixth_full, read_decoder_sizes, read_layer_kinds, read_windows, require_activation
+from dspark_jax.architectures.nn.text_part import has_towers, text_fields
+from dspark_jax.speculators_common.fields import Fields
+from dspark_jax.speculators_common.rope_config import RopeConfig
+from dspark_jax.speculators_common.rope_fields import parse_rope
+
+# Published multimodal files leave these out.
+_DEFAULTS = {"vocab_size": 262_208, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 131_072}
+_SLIDING_WINDOW = 4096
+_THETA, _SLIDING_THETA = 1_000_000.0, 10_000.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Gemma3Config(DecoderConfig):
+    """A Gemma 3 text model; `rope` is the rotation of the full-attention layers."""
+
+    sliding_rope: RopeConfig
+    final_logit_softcapping: float | None
+    has_towers: bool  # the checkpoint holds more than the text model
+
+
+def parse_gemma3(raw: Mapping[str, Any], file: str, overrides: None = None) -> Gemma3Config:
+    """The text model that `raw`, the content of `file`, describes."""
+    whole = Fields(raw, file)
+    fields = text_fields(whole)
+    sizes = read_decoder_sizes(fields, _DEFAULTS)
+    require_activation(fields, "gelu_pytorch_tanh", "hidden_activation", "hidden_act")
+    _refuse(fields)
+    kinds = read_layer_kinds(fields, sizes["num_hidden_layers"], every_sixth_full(sizes["num_hidden_layers"], _pattern(fields)))
+    rope, sliding_rope = _rotations(fields, sizes["head_dim"])
+    attention_bias = fields.boolean("attention_bias", default=False)
+    return Gemma3Config(
+        **sizes,
+        intermediate_size=fields.integer("intermediate_size", minimum=1),
+        tie_word_embeddings=fields.joined(whole).boolean("tie_word_embeddings", default=True),
+        rope=rope,
+        sliding_rope=sliding_rope,
+        use_qk_norm=True,
+        attention_bias=attention_bias,
+        output_bias=attention_bias,
+        query_pre_attn_scalar=fields.number("query_pre_attn_scalar", above=0, default=256.0),
+        final_logit_softcapping=fields.number("final_logit_softcapping", above=0, default=None),
+        layer_windows=read_windows(fields, kinds, _SLIDING_WINDOW),
+        has_towers=has_towers(whole),
+        architecture=whole.string_list("architectures", default=("Gemma3ForCausalLM",))[0],
+        family="gemma3",
+        source=file,
+    )
+
+
+def _refuse(fields: Fields) -> None:
+    if fields.has("attn_logit_softcapping"):
+        raise fields.error("attn_logit_softcapping", fields.number("attn_logit_softcapping"), "null: Gemma 3 attention has no soft-cap")
+    if fields.boolean("use_bidirectional_attention", default=False):
+        raise fields.error("use_bidirectional_attention", True, "false: a target decodes left to right")
+
+
+def _pattern(fields: Fields) -> int:
+    stated = [name for name in ("sliding_window_pattern", "_sliding_window_pattern") if fields.has(name)]
+    return fields.integer(stated[0], minimum=1) if stated else 6
+
+
+def _rotations(fields: Fields, head_dim: int) -> tuple[RopeConfig, RopeConfig]:
+    """The rotations of full and of sliding layers.
+
+    New files nest both in `rope_parameters`. In old ones `rope_theta` and `rope_scaling` are those of full layers, and sliding layers have
+    `rope_local_base_freq` without scaling.
+    """
+    nested = fields.section("rope_parameters")
+    if any(isinstance(value, Mapping) for value in nested.raw.values()):
+        full, sliding = (parse_rope(fields, head_dim=head_dim, layer_types=(kind,)) for kind in ("full_attention", "sliding_attention"))
+        return full, sliding
+    sliding_theta = fields.number("rope_local_base_freq", above=0, default=_SLIDING_THETA)
+    sliding = RopeConfig(theta=sliding_theta, rotary_dim=head_dim)
+    if nested.raw or fields.has("rope_theta"):
+        return parse_rope(fields, head_dim=head_dim), sliding
+    with_theta = dataclasses.replace(fields, raw={**fields.raw, "rope_theta": _THETA})
+    return parse_rope(with_theta, head_dim=head_dim), sliding

@@ -1,0 +1,82 @@
+"""The Gemma 3 text model: sandwich norms, a scaled embedding, and two rotations, one for sliding and one for full layers."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+from dspark_jax.architectures.gemma3.config import Gemma3Config
+from dspark_jax.architectures.nn.decoder import DecoderAttention
+from dspark_jax.architectures.nn.embedding import TokenEnds, soft_capped
+from dspark_jax.architectures.nn.kv_cache import KVCache, KVParams
+from dspark_jax.architectures.nn.layer_stack import run_layers
+from dspark_jax.architectures.nn.mlp import GatedMLP
+from dspark_jax.architectures.nn.norms import RMSNorm
+from dspark_jax.architectures.nn.ragged_batch import RaggedBatch
+from dspark_jax.architectures.nn.rotary import Angles, rotary_angles
+
+
+class Gemma3Layer(nnx.Module):
+    """`x += norm(attention(norm(x))); x += norm(mlp(norm(x)))`."""
+
+    def __init__(self, config: Gemma3Config, layer: int, *, dtype: DTypeLike, rngs: nnx.Rngs) -> None:
+        hidden, epsilon = config.hidden_size, config.rms_norm_eps
+        self.input_norm = RMSNorm(hidden, epsilon)
+        self.attention = DecoderAttention(config, layer, dtype=dtype, rngs=rngs)
+        self.post_attention_norm = RMSNorm(hidden, epsilon)
+        self.pre_feedforward_norm = RMSNorm(hidden, epsilon)
+        self.mlp = GatedMLP(hidden, config.intermediate_size, activation="gelu_pytorch_tanh", dtype=dtype, rngs=rngs)
+        self.post_feedforward_norm = RMSNorm(hidden, epsilon)
+
+    def __call__(self, x: Float[Array, "T H"], cache: KVCache, *, angles: Angles, batch: RaggedBatch) -> tuple[Float[Array, "T H"], KVCache]:
+        with jax.named_scope("attention"):
+            attended, cache = self.attention(self.input_norm(x), angles, batch, cache)
+            x = x + self.post_attention_norm(attended)
+        with jax.named_scope("mlp"):
+            return x + self.post_feedforward_norm(self.mlp(self.pre_feedforward_norm(x))), cache
+
+
+class Gemma3Decoder(TokenEnds):
+    """A `Target`. The embedding it lends is raw; only its own input, tap 0, is scaled by the root of the hidden size."""
+
+    def __init__(self, config: Gemma3Config, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs | None = None) -> None:
+        rngs = rngs or nnx.Rngs(0)
+        super().__init__(config.vocab_size, config.hidden_size, tied=config.tie_word_embeddings, dtype=dtype, rngs=rngs)
+        self.config = config
+        self.layers = nnx.List(Gemma3Layer(config, layer, dtype=dtype, rngs=rngs) for layer in range(config.num_hidden_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def kv_params(self, page_size: int) -> KVParams:
+        """Geometry of the cache that `forward` writes."""
+        config = self.config
+        return KVParams(
+            num_layers=config.num_hidden_layers,
+            num_key_value_heads=config.num_key_value_heads,
+            head_dim=config.head_dim,
+            page_size=page_size,
+            dtype=self.dtype,
+        )
+
+    def forward(self, batch: RaggedBatch, cache: KVCache, taps: tuple[int, ...] = ()) -> tuple[Float[Array, "T H"], Float[Array, "T mH"], KVCache]:
+        """Final-normed hidden states, the residual stream after each of `taps` layers (0 = scaled embedding) side by side, and the cache with the
+        batch written."""
+        config = self.config
+        full = rotary_angles(batch.positions, config.rope)
+        sliding = rotary_angles(batch.positions, config.sliding_rope)
+        calls = [
+            functools.partial(layer, angles=full if window is None else sliding, batch=batch)
+            for layer, window in zip(self.layers, config.layer_windows, strict=True)
+        ]
+        # A Python scalar takes the dtype of the rows: the factor is rounded to it, as the family was trained.
+        embedded = self.embed_tokens(batch.tokens) * config.hidden_size**0.5
+        x, tapped, cache = run_layers(calls, embedded, cache, taps)
+        return self.norm(x), tapped, cache
+
+    def compute_logits(self, hidden: Float[Array, "*axes H"]) -> Float[Array, "*axes V"]:
+        """Logits of final-normed hidden states, float32, soft-cap included."""
+        return soft_capped(self.lm_head(hidden), self.config.final_logit_softcapping)

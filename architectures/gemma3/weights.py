@@ -1,0 +1,46 @@
+"""The weight table of Gemma 3."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+
+from dspark_jax.architectures.gemma3.config import Gemma3Config
+from dspark_jax.architectures.nn.decoder_weights import RecipeTable, attention_recipes, gated_mlp_recipes, token_recipes
+from dspark_jax.architectures.nn.text_part import head_name, other_tensors, text_prefix
+from dspark_jax.speculators_common.weight_adapters import Recipe
+
+
+def gemma3_recipes(config: Gemma3Config, names: Collection[str]) -> RecipeTable:
+    """One recipe per parameter of the text model, wherever the checkpoint keeps it."""
+    prefix, hidden = text_prefix(names), config.hidden_size
+    recipes = token_recipes(config.vocab_size, hidden, tied=config.tie_word_embeddings, prefix=prefix, head=head_name(names))
+    recipes["norm.weight"] = _one_added(f"{prefix}norm.weight", (hidden,))
+    for layer in range(config.num_hidden_layers):
+        table = _layer_recipes(config, f"{prefix}layers.{layer}")
+        recipes |= {f"layers.{layer}.{path}": recipe for path, recipe in table.items()}
+    return recipes
+
+
+def gemma3_ignored(config: Gemma3Config) -> tuple[str, ...]:
+    """Names that may be present without use: the other towers, and the copy of a tied head."""
+    return other_tensors(has_towers=config.has_towers, tied=config.tie_word_embeddings)
+
+
+def _layer_recipes(config: Gemma3Config, prefix: str) -> RecipeTable:
+    sizes = {
+        "input_norm": ("input_layernorm", config.hidden_size),
+        "post_attention_norm": ("post_attention_layernorm", config.hidden_size),
+        "pre_feedforward_norm": ("pre_feedforward_layernorm", config.hidden_size),
+        "post_feedforward_norm": ("post_feedforward_layernorm", config.hidden_size),
+        "attention.query_norm": ("self_attn.q_norm", config.head_dim),
+        "attention.key_norm": ("self_attn.k_norm", config.head_dim),
+    }
+    norms = {f"{path}.weight": _one_added(f"{prefix}.{name}.weight", (size,)) for path, (name, size) in sizes.items()}
+    return {**attention_recipes(config, prefix), **gated_mlp_recipes(f"{prefix}.mlp", config.hidden_size, config.intermediate_size), **norms}
+
+
+def _one_added(name: str, shape: tuple[int, ...]) -> Recipe:
+    """A norm gain that is stored as its distance from one; the sum is kept in float32."""
+    return Recipe(tensors={name: shape}, assemble=lambda tensors: 1.0 + np.asarray(tensors[0], np.float32))

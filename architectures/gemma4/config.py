@@ -1,0 +1,144 @@
+"""`config.json` of Gemma 4, text-only or multimodal -> `Gemma4Config`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from dspark_jax.architectures.nn.decoder_fields import every_sixth_full, read_decoder_sizes, read_layer_kinds, read_windows, require_activation
+from dspark_jax.architectures.nn.text_part import has_towers, text_fields
+from dspark_jax.speculators_common.fields import Fields
+from dspark_jax.speculators_common.rope_config import RopeConfig, RopeKind
+from dspark_jax.speculators_common.rope_fields import parse_rope
+
+_VOCAB_SIZE = 262_144
+# Published files may leave these out.
+_DEFAULTS = {"vocab_size": _VOCAB_SIZE, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 131_072}
+_GLOBAL_HEAD_DIM, _SLIDING_WINDOW, _PER_LAYER_INPUT = 512, 512, 256
+_ROPE_KINDS: tuple[RopeKind, ...] = ("default", "linear", "proportional")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Gemma4LayerConfig:
+    """What differs from layer to layer."""
+
+    window: int | None  # None = full attention
+    head_dim: int  # hd
+    num_key_value_heads: int  # K
+    value_is_key: bool  # no value projection: values are the raw keys
+    cache_layer: int  # whose keys and values are read, counted over the layers that store some
+    stores_kv: bool  # false: they are those of an earlier layer of the same kind
+    intermediate_size: int  # F
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Gemma4Config:
+    """A Gemma 4 text model."""
+
+    hidden_size: int  # H
+    num_hidden_layers: int
+    num_attention_heads: int  # N
+    rms_norm_eps: float
+    vocab_size: int  # V
+    max_position_embeddings: int
+    tie_word_embeddings: bool
+    final_logit_softcapping: float | None
+    rope: RopeConfig  # of the full-attention layers
+    sliding_rope: RopeConfig
+    per_layer_input_size: int  # 0 = the layers have no inputs of their own
+    per_layer_vocab_size: int
+    layers: tuple[Gemma4LayerConfig, ...]
+    has_towers: bool  # the checkpoint holds more than the text model
+
+    architecture: str = dataclasses.field(compare=False)
+    family: str = dataclasses.field(compare=False)
+    source: str = dataclasses.field(default="", compare=False)
+
+    @property
+    def storing_layers(self) -> tuple[Gemma4LayerConfig, ...]:
+        """The layers that have keys and values of their own, in order."""
+        return tuple(layer for layer in self.layers if layer.stores_kv)
+
+
+def parse_gemma4(raw: Mapping[str, Any], file: str, overrides: None = None) -> Gemma4Config:
+    """The text model that `raw`, the content of `file`, describes."""
+    whole = Fields(raw, file)
+    fields = text_fields(whole)
+    sizes = read_decoder_sizes(fields, _DEFAULTS)
+    require_activation(fields, "gelu_pytorch_tanh", "hidden_activation", "hidden_act")
+    _refuse(fields)
+    global_head_dim = fields.integer("global_head_dim", minimum=2, default=_GLOBAL_HEAD_DIM)
+    sliding_head_dim, sliding_kv_heads = sizes.pop("head_dim"), sizes.pop("num_key_value_heads")
+    rope = parse_rope(fields, head_dim=global_head_dim, layer_types=("full_attention",), kinds=_ROPE_KINDS)
+    sliding_rope = parse_rope(fields, head_dim=sliding_head_dim, layer_types=("sliding_attention",), kinds=_ROPE_KINDS)
+    return Gemma4Config(
+        **sizes,
+        tie_word_embeddings=fields.joined(whole).boolean("tie_word_embeddings", default=True),
+        final_logit_softcapping=fields.number("final_logit_softcapping", above=0, default=None),
+        rope=rope,
+        sliding_rope=sliding_rope,
+        per_layer_input_size=_per_layer_input_size(fields),
+        per_layer_vocab_size=fields.integer("vocab_size_per_layer_input", minimum=1, default=_VOCAB_SIZE),
+        layers=_layers(fields, sizes, global_head_dim, sliding_head_dim, sliding_kv_heads),
+        has_towers=has_towers(whole),
+        architecture=whole.string_list("architectures", default=("Gemma4ForCausalLM",))[0],
+        family="gemma4",
+        source=file,
+    )
+
+
+def _refuse(fields: Fields) -> None:
+    for name, meaning in {"enable_moe_block": "layers with experts are not supported", "attention_bias": "projections have no bias"}.items():
+        if fields.boolean(name, default=False):
+            raise fields.error(name, True, f"false: {meaning}")
+    bidirectional = fields.raw.get("use_bidirectional_attention")
+    if bidirectional not in (None, False, "vision"):
+        raise fields.error("use_bidirectional_attention", bidirectional, "null or 'vision': a target decodes text left to right")
+
+
+def _per_layer_input_size(fields: Fields) -> int:
+    """The class behind `gemma4_text` files has a default, the one behind `gemma4_unified_text` files does not know the field."""
+    is_unified = fields.string("model_type", default="").startswith("gemma4_unified")
+    return fields.integer("hidden_size_per_layer_input", minimum=0, default=0 if is_unified else _PER_LAYER_INPUT)
+
+
+def _layers(
+    fields: Fields, sizes: Mapping[str, Any], global_head_dim: int, sliding_head_dim: int, sliding_kv_heads: int
+) -> tuple[Gemma4LayerConfig, ...]:
+    count, heads = sizes["num_hidden_layers"], sizes["num_attention_heads"]
+    kinds = read_layer_kinds(fields, count, (*every_sixth_full(count)[:-1], "full_attention"))
+    if kinds[-1] != "full_attention":
+        raise fields.error("layer_types", list(kinds), "full_attention as the last entry")
+    windows = read_windows(fields, kinds, _SLIDING_WINDOW)
+    value_is_key = fields.boolean("attention_k_eq_v", default=False)
+    global_kv_heads = fields.integer("num_global_key_value_heads", minimum=1, default=sliding_kv_heads)
+    if heads % global_kv_heads:
+        raise fields.error("num_global_key_value_heads", global_kv_heads, f"a divisor of num_attention_heads {heads}")
+    first_shared = count - fields.integer("num_kv_shared_layers", minimum=0, maximum=count - 1, default=0)
+    width = fields.integer("intermediate_size", minimum=1)
+    is_wide = fields.boolean("use_double_wide_mlp", default=False)
+    layers = []
+    for layer, (kind, window) in enumerate(zip(kinds, windows, strict=True)):
+        is_full = kind == "full_attention"
+        layers.append(
+            Gemma4LayerConfig(
+                window=window,
+                head_dim=global_head_dim if is_full else sliding_head_dim,
+                num_key_value_heads=global_kv_heads if is_full and value_is_key else sliding_kv_heads,
+                value_is_key=is_full and value_is_key,
+                cache_layer=layer if layer < first_shared else _last_of_kind(fields, kinds, kind, first_shared),
+                stores_kv=layer < first_shared,
+                intermediate_size=2 * width if is_wide and layer >= first_shared else width,
+            )
+        )
+    return tuple(layers)
+
+
+def _last_of_kind(fields: Fields, kinds: tuple[str, ...], kind: str, end: int) -> int:
+    """The last layer of this kind before layer `end`."""
+    found = [layer for layer in range(end) if kinds[layer] == kind]
+    if not found:
+        shared = len(kinds) - end
+        raise fields.error("num_kv_shared_layers", shared, f"a number that leaves a {kind} layer before layer {end}, whose keys are shared")
+    return found[-1]

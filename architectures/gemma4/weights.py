@@ -1,0 +1,77 @@
+"""The weight table of Gemma 4."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from dspark_jax.architectures.gemma4.config import Gemma4Config
+from dspark_jax.architectures.nn.decoder_weights import RecipeTable, gated_mlp_recipes, token_recipes
+from dspark_jax.architectures.nn.text_part import TEXT_PREFIXES, head_name, other_tensors, text_prefix
+from dspark_jax.speculators_common.weight_adapters import copied, stacked_columns, transposed
+
+
+def gemma4_recipes(config: Gemma4Config, names: Collection[str]) -> RecipeTable:
+    """One recipe per parameter of the text model, wherever the checkpoint keeps it."""
+    prefix, hidden = text_prefix(names), config.hidden_size
+    recipes = token_recipes(config.vocab_size, hidden, tied=config.tie_word_embeddings, prefix=prefix, head=head_name(names))
+    recipes["norm.weight"] = copied(f"{prefix}norm.weight", (hidden,))
+    if config.per_layer_input_size:
+        width = config.num_hidden_layers * config.per_layer_input_size
+        recipes |= {
+            "per_layer_inputs.table.rows": copied(f"{prefix}embed_tokens_per_layer.weight", (config.per_layer_vocab_size, width)),
+            "per_layer_inputs.projection.kernel": transposed(f"{prefix}per_layer_model_projection.weight", (width, hidden)),
+            "per_layer_inputs.norm.weight": copied(f"{prefix}per_layer_projection_norm.weight", (config.per_layer_input_size,)),
+        }
+    for layer in range(config.num_hidden_layers):
+        table = _layer_recipes(config, layer, f"{prefix}layers.{layer}")
+        recipes |= {f"layers.{layer}.{path}": recipe for path, recipe in table.items()}
+    return recipes
+
+
+def gemma4_ignored(config: Gemma4Config) -> tuple[str, ...]:
+    """Names that may be present without use: the other towers, the copy of a tied head, and projections of layers that read an earlier layer's keys
+    and values, which some files still carry."""
+    readers = [layer for layer, shape in enumerate(config.layers) if not shape.stores_kv]
+    unused = (f"layers.{layer}.self_attn.{name}.weight" for layer in readers for name in ("k_proj", "v_proj", "k_norm", "v_norm"))
+    surplus = (f"{prefix}{name}" for name in unused for prefix in TEXT_PREFIXES)
+    return (*other_tensors(has_towers=config.has_towers, tied=config.tie_word_embeddings), *surplus)
+
+
+def _layer_recipes(config: Gemma4Config, layer: int, prefix: str) -> RecipeTable:
+    hidden, shape = config.hidden_size, config.layers[layer]
+    norms = {
+        "input_norm": "input_layernorm",
+        "post_attention_norm": "post_attention_layernorm",
+        "pre_feedforward_norm": "pre_feedforward_layernorm",
+        "post_feedforward_norm": "post_feedforward_layernorm",
+    }
+    recipes = {
+        **{f"{path}.weight": copied(f"{prefix}.{name}.weight", (hidden,)) for path, name in norms.items()},
+        **_attention_recipes(config, layer, f"{prefix}.self_attn"),
+        **gated_mlp_recipes(f"{prefix}.mlp", hidden, shape.intermediate_size),
+        "scalar": copied(f"{prefix}.layer_scalar", (1,)),
+    }
+    if config.per_layer_input_size:
+        size = config.per_layer_input_size
+        recipes |= {
+            "per_layer_gate.gate.kernel": transposed(f"{prefix}.per_layer_input_gate.weight", (size, hidden)),
+            "per_layer_gate.projection.kernel": transposed(f"{prefix}.per_layer_projection.weight", (hidden, size)),
+            "per_layer_gate.norm.weight": copied(f"{prefix}.post_per_layer_input_norm.weight", (hidden,)),
+        }
+    return recipes
+
+
+def _attention_recipes(config: Gemma4Config, layer: int, attention: str) -> RecipeTable:
+    hidden, shape = config.hidden_size, config.layers[layer]
+    queries, keys = config.num_attention_heads * shape.head_dim, shape.num_key_value_heads * shape.head_dim
+    rows = {"q": queries}
+    if shape.stores_kv:
+        rows |= {"k": keys} if shape.value_is_key else {"k": keys, "v": keys}
+    recipes = {
+        "attention.qkv.kernel": stacked_columns({f"{attention}.{x}_proj.weight": (rows[x], hidden) for x in rows}),
+        "attention.output.kernel": transposed(f"{attention}.o_proj.weight", (hidden, queries)),
+        "attention.query_norm.weight": copied(f"{attention}.q_norm.weight", (shape.head_dim,)),
+    }
+    if shape.stores_kv:
+        recipes["attention.key_norm.weight"] = copied(f"{attention}.k_norm.weight", (shape.head_dim,))
+    return recipes

@@ -1,0 +1,72 @@
+"""`config.json` of the Qwen3 mixture-of-experts line -> `Qwen3MoeConfig`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from dspark_jax.architectures.nn.decoder import DecoderConfig
+from dspark_jax.architectures.nn.decoder_fields import read_decoder_geometry
+from dspark_jax.architectures.recurrent_state import refuse_recurrent_layers
+from dspark_jax.speculators_common.fields import Fields, agreed
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Qwen3MoeConfig(DecoderConfig):
+    """A Qwen3 decoder in which some layers choose among experts; `intermediate_size` is that of the other layers."""
+
+    num_experts: int  # E
+    num_experts_per_tok: int  # k
+    moe_intermediate_size: int
+    norm_topk_prob: bool  # the weights of the chosen experts add up to one
+    layer_is_sparse: tuple[bool, ...]
+
+
+def parse_qwen3_moe(raw: Mapping[str, Any], file: str, overrides: None = None) -> Qwen3MoeConfig:
+    """The decoder that `raw`, the content of `file`, describes."""
+    fields = Fields(raw, file)
+    refuse_recurrent_layers(fields)
+    geometry = read_decoder_geometry(fields)
+    attention_bias = fields.boolean("attention_bias", default=False)
+    num_layers, num_experts = geometry["num_hidden_layers"], _num_experts(fields)
+    return Qwen3MoeConfig(
+        **geometry,
+        use_qk_norm=True,
+        attention_bias=attention_bias,
+        output_bias=attention_bias,
+        layer_windows=(_window(fields),) * num_layers,
+        num_experts=num_experts,
+        num_experts_per_tok=fields.integer("num_experts_per_tok", minimum=1, maximum=num_experts),
+        moe_intermediate_size=fields.integer("moe_intermediate_size", minimum=1),
+        norm_topk_prob=fields.boolean("norm_topk_prob", default=False),
+        layer_is_sparse=_layer_is_sparse(fields, num_layers),
+        architecture="Qwen3MoeForCausalLM",
+        family="qwen3_moe",
+        source=file,
+    )
+
+
+def _num_experts(fields: Fields) -> int:
+    """Older files say `num_experts`, newer ones `num_local_experts`."""
+    stated = [(name, fields.integer(name, minimum=1)) for name in ("num_experts", "num_local_experts") if fields.has(name)]
+    if not stated:
+        raise fields.missing("num_experts", "an integer >= 1, here or as num_local_experts")
+    return agreed(fields.file, stated)
+
+
+def _window(fields: Fields) -> int | None:
+    """This line has no layer kinds: a window that is used is used in every layer."""
+    if not fields.boolean("use_sliding_window", default=False):
+        fields.ignore("sliding_window")
+        return None
+    return fields.integer("sliding_window", minimum=1, default=None)
+
+
+def _layer_is_sparse(fields: Fields, num_layers: int) -> tuple[bool, ...]:
+    step = fields.integer("decoder_sparse_step", minimum=1, default=1)
+    dense = fields.int_list("mlp_only_layers", default=())
+    outside = [layer for layer in dense if not 0 <= layer < num_layers]
+    if outside:
+        raise fields.error("mlp_only_layers", outside[0], f"layers 0..{num_layers - 1}")
+    return tuple(layer not in dense and (layer + 1) % step == 0 for layer in range(num_layers))

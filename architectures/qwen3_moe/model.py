@@ -1,0 +1,28 @@
+"""The Qwen3 mixture-of-experts target: the dense Qwen3 decoder, with experts in place of the feed-forward part of most layers."""
+
+from __future__ import annotations
+
+from flax import nnx
+
+from dspark_jax.architectures.nn.decoder import DecoderConfig, DenseDecoder
+from dspark_jax.architectures.qwen3_moe.config import Qwen3MoeConfig
+from dspark_jax.architectures.qwen3_moe.experts import ExpertsMLP
+
+
+class Qwen3MoeDecoder(DenseDecoder):
+    """A `Target`."""
+
+    def make_mlp(self, config: DecoderConfig, layer: int, rngs: nnx.Rngs) -> nnx.Module:
+        """Experts where the layer has them."""
+        assert isinstance(config, Qwen3MoeConfig)
+        if not config.layer_is_sparse[layer]:
+            return super().make_mlp(config, layer, rngs)
+        return ExpertsMLP(
+            config.hidden_size,
+            config.moe_intermediate_size,
+            num_experts=config.num_experts,
+            num_picked=config.num_experts_per_tok,
+            normalised=config.norm_topk_prob,
+            dtype=self.dtype,
+            rngs=rngs,
+        )

@@ -1,0 +1,80 @@
+"""The `dspark` command: finds the subcommand, calls it, turns what can go wrong into an exit status.
+
+A subcommand is a module with `add_parser(subparsers)` and `run(args)`. Only the one that is asked for is imported: `dspark --help` has to be fast.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import io
+import os
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+from dspark_jax import __version__
+from dspark_jax.speculators_common.errors import DSparkError
+
+# name -> (module, what `dspark --help` says)
+COMMANDS = {
+    "generate": ("dspark_jax.pipelines.commands.generate", "generate text; with a draft faster, and the same text"),
+    "info": ("dspark_jax.pipelines.commands.info", "say what a checkpoint is, and whether a draft fits a target"),
+    "bench": ("dspark_jax.pipelines.commands.bench", "plain against speculative decoding, in one process"),
+}
+BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 2, 130, 141  # the last two as a shell reports the signals: 128 + SIGINT, 128 + SIGPIPE
+
+
+class _Parser(argparse.ArgumentParser):
+    """A flag is what it is called: no abbreviations, which change their meaning when a flag is added."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **{"allow_abbrev": False, **options})
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run `dspark` with `arguments` (those of the process by default); returns the exit status. Wrong arguments raise `SystemExit(2)`."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    try:
+        status = _run(arguments)
+        sys.stdout.flush()
+        return status
+    except DSparkError as error:
+        print(f"dspark: error: {' '.join(str(error).splitlines())}", file=sys.stderr)
+        return BAD_INPUT
+    except BrokenPipeError:
+        _discard_stdout()
+        return BROKEN_PIPE
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _run(arguments: Sequence[str]) -> int:
+    # A terminal that cannot show a character of the text must not end the program.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    name = next((argument for argument in arguments if not argument.startswith("-")), None)
+    module = importlib.import_module(COMMANDS[name][0]) if name in COMMANDS else None
+    args = _parser(module, name).parse_args(arguments)
+    assert module is not None  # argparse has refused everything else
+    return int(module.run(args) or 0)
+
+
+def _parser(module: ModuleType | None, chosen: str | None) -> argparse.ArgumentParser:
+    parser = _Parser(prog="dspark", description="DSpark speculative decoding for JAX.")
+    parser.add_argument("--version", action="version", version=f"dspark-jax {__version__}")
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", title="commands", parser_class=_Parser)
+    for name, (_, summary) in COMMANDS.items():
+        if module is not None and name == chosen:
+            module.add_parser(subparsers)
+        else:
+            subparsers.add_parser(name, help=summary)
+    return parser
+
+
+def _discard_stdout() -> None:
+    """Send what is still buffered nowhere: Python flushes at its end and would complain."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

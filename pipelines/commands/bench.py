@@ -1,0 +1,138 @@
+"""`dspark bench`: plain against speculative decoding; table or JSON on stdout, progress on stderr."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dspark_jax.pipelines.commands.arguments import number, whole_number
+from dspark_jax.pipelines.prompts_file import read_prompts_file
+from dspark_jax.speculators_common.errors import RequestError
+
+if TYPE_CHECKING:
+    from dspark_jax.pipelines.benchmark import Benchmark, PromptSet
+    from dspark_jax.pipelines.loading import LoadedTarget
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """Add `bench` to the result of `ArgumentParser.add_subparsers`."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "bench",
+        help="plain against speculative decoding, in one process",
+        description="Time plain against speculative decoding of the same prompts, in turn, in one process: batch of one, greedy, device loop.",
+    )
+    models = parser.add_argument_group("models")
+    models.add_argument("--target", required=True, metavar="DIR|GGUF|smollm2", help="the model that decides; smollm2 is the demo model")
+    models.add_argument("--draft", metavar="DIR", help="the model that proposes; without it plain decoding alone is measured")
+    models.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of weights and caches (bfloat16)")
+    models.add_argument(
+        "--num-speculative-tokens",
+        type=_draft_counts,
+        default=(),
+        metavar="K[,K...]",
+        help="drafts per round, several to compare them (all of the block)",
+    )
+    models.add_argument(
+        "--confidence-threshold", type=number(minimum=0, maximum=1), default=0.0, metavar="X", help="leave drafts less sure than X unverified (0)"
+    )
+    prompts = parser.add_argument_group("prompts")
+    prompts.add_argument(
+        "--prompts-file",
+        required=True,
+        nargs="+",
+        action="extend",
+        metavar="FILE",
+        help="one prompt set each: a prompt a line, or .jsonl with `turns`, of which the first is taken",
+    )
+    prompts.add_argument("--prompts-per-set", type=whole_number(1), default=4, metavar="N", help="the first N prompts of each file (4)")
+    prompts.add_argument("--max-new-tokens", type=whole_number(2), default=96, metavar="N", help="budget of each prompt (96)")
+    prompts.add_argument("--repeats", type=whole_number(1), default=3, metavar="N", help="how often each prompt is decoded; medians are reported (3)")
+    output = parser.add_argument_group("output")
+    output.add_argument("--json", action="store_true", help="one JSON object on stdout instead of the table")
+    output.add_argument("--plot", metavar="FILE.png", help="also draw the result (needs matplotlib)")
+    output.add_argument(
+        "--compilation-cache", metavar="DIR|off", help="where compiled programs are kept for the next run (dspark-jax in the user's cache directory)"
+    )
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure and print; returns the exit status. What a user can mend is raised as a `DSparkError`."""
+    texts = _read_sets(args.prompts_file, args.prompts_per_set)
+    # jax takes a second to import: wrong arguments are refused before that.
+    from dspark_jax.pipelines.benchmark_plot import check_plot, save_plot
+    from dspark_jax.pipelines.benchmark_report import as_json, as_text
+
+    if args.plot:
+        check_plot(args.plot)
+    benchmark, cache = _measure(args, texts)
+    if args.json:
+        print(json.dumps({"command": shlex.join(["dspark", *sys.argv[1:]]), "compilation_cache": cache, **as_json(benchmark)}))
+    else:
+        print(as_text(benchmark))
+    if args.plot:
+        save_plot(benchmark, args.plot)
+        print(f"wrote {args.plot}", file=sys.stderr)
+    return 0
+
+
+def _measure(args: argparse.Namespace, texts: dict[str, list[str]]) -> tuple[Benchmark, str]:
+    import tqdm
+
+    from dspark_jax.pipelines.benchmark import BenchmarkOptions, run_benchmark
+    from dspark_jax.pipelines.compilation import use_compilation_cache
+    from dspark_jax.pipelines.loading import load_draft, load_target
+
+    cache = use_compilation_cache(args.compilation_cache)
+    options = BenchmarkOptions(
+        num_speculative_tokens=args.num_speculative_tokens,
+        max_new_tokens=args.max_new_tokens,
+        repeats=args.repeats,
+        confidence_threshold=args.confidence_threshold,
+        dtype=args.dtype,
+    )
+    started = time.perf_counter()
+    target = load_target(args.target, args.dtype)
+    load_seconds = {"target": time.perf_counter() - started}
+    sets = _encoded(texts, target)
+    draft = None
+    if args.draft:
+        started = time.perf_counter()
+        draft = load_draft(args.draft, target, args.dtype)
+        load_seconds["draft"] = time.perf_counter() - started
+    with tqdm.tqdm(bar_format="{desc} [{elapsed}]", disable=None, leave=False) as status:
+        return run_benchmark(target, draft, sets, options, load_seconds=load_seconds, tell=status.set_description_str), cache
+
+
+def _read_sets(files: Sequence[str], count: int) -> dict[str, list[str]]:
+    """The first prompts of each file, under the file's stem where that is unique, else under its path."""
+    twice = [file for file, uses in collections.Counter(files).items() if uses > 1]
+    if twice:
+        raise RequestError(f"--prompts-file: found {twice[0]} twice, allowed each file once")
+    stems = collections.Counter(Path(file).stem for file in files)
+    taken = [stem for stem, uses in stems.items() if uses > 1] + ["all"]  # `all` is all sets together
+    return {file if Path(file).stem in taken else Path(file).stem: read_prompts_file(file)[:count] for file in files}
+
+
+def _encoded(texts: dict[str, list[str]], target: LoadedTarget) -> list[PromptSet]:
+    from dspark_jax.pipelines.benchmark import PromptSet
+    from dspark_jax.pipelines.prompts import encode_prompt
+
+    source = str(target.checkpoint.path)
+    return [
+        PromptSet(name=name, prompts=tuple(tuple(encode_prompt(text, target.tokenizer, source=source)) for text in prompts))
+        for name, prompts in texts.items()
+    ]
+
+
+def _draft_counts(text: str) -> tuple[int, ...]:
+    """Whole numbers from 1 on with commas between them."""
+    one = whole_number(1)
+    return tuple(one(part.strip()) for part in text.split(","))

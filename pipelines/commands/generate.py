@@ -1,0 +1,168 @@
+"""`dspark generate`: prompts in, text (or JSON) on stdout, everything else on stderr."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from dspark_jax.pipelines.commands.arguments import id_list, number, whole_number
+from dspark_jax.speculators_common.draft_config import Choice
+from dspark_jax.speculators_common.errors import RequestError
+
+if TYPE_CHECKING:
+    from dspark_jax.pipelines.api import Pipeline
+    from dspark_jax.pipelines.speculative.engine import Request
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """Add `generate` to the result of `ArgumentParser.add_subparsers`."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "generate",
+        help="generate text; with a draft faster, and the same text",
+        description="Greedy decoding, speculative with a draft. Text goes to stdout, everything else to stderr.",
+    )
+    models = parser.add_argument_group("models")
+    models.add_argument("--target", required=True, metavar="DIR|GGUF|smollm2", help="the model that decides; smollm2 is the demo model")
+    models.add_argument("--draft", metavar="DIR", help="the model that proposes; without it decoding is plain")
+    models.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of weights and caches (bfloat16)")
+    models.add_argument("--num-speculative-tokens", type=whole_number(1), metavar="K", help="drafts per round (all that the draft's block gives)")
+    models.add_argument("--confidence-threshold", type=number(minimum=0, maximum=1), metavar="X", help="leave drafts less sure than X unverified (0)")
+    models.add_argument(
+        "--sample-from-anchor", action=argparse.BooleanOptionalAction, help="the draft's layout is anchor-first, or fill-in, whatever its files say"
+    )
+    models.add_argument(
+        "--partial-rotary-factor",
+        type=number(above=0, maximum=1),
+        metavar="X",
+        help="share of the draft's heads that rotates, whatever its files say",
+    )
+    prompts = parser.add_argument_group("prompts, exactly one of").add_mutually_exclusive_group(required=True)
+    prompts.add_argument("--prompt", metavar="TEXT", help="a user message; - reads it from stdin")
+    prompts.add_argument("--prompts-file", metavar="FILE", help="a prompt a line, or .jsonl with `turns`, of which the first is taken")
+    prompts.add_argument("--prompt-ids", type=id_list, metavar="ID,ID,...", help="token ids, as they are")
+    text = parser.add_argument_group("text")
+    text.add_argument("--system", metavar="TEXT", help="a system message before the prompt")
+    text.add_argument("--raw", action="store_true", help="no chat template: continue the text as it is")
+    text.add_argument("--max-new-tokens", type=whole_number(1), default=256, metavar="N", help="budget of each prompt (256)")
+    text.add_argument("--stop-ids", type=id_list, metavar="ID,ID,...", help="token ids that end an output (those of the model)")
+    text.add_argument("--stream", action=argparse.BooleanOptionalAction, help="show text as rounds complete (for one prompt, or on a terminal)")
+    text.add_argument("--json", action="store_true", help="one JSON object per prompt on stdout")
+    text.add_argument("--compare", action="store_true", help="then decode the prompt again, plainly and speculatively, and show both speeds")
+    sizes = parser.add_argument_group("sizes")
+    sizes.add_argument("--batch-size", type=whole_number(1), default=1, metavar="B", help="prompts that decode together (1)")
+    sizes.add_argument("--max-seq-len", type=whole_number(2), metavar="N", help="tokens of prompt and output together (2048, or the model's maximum)")
+    sizes.add_argument(
+        "--compilation-cache", metavar="DIR|off", help="where compiled programs are kept for the next run (dspark-jax in the user's cache directory)"
+    )
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Generate and print; returns the exit status. What a user can mend is raised as a `DSparkError`."""
+    prompts = list(_read_prompts(args))
+    stream = _checked_stream(args, len(prompts))
+    # jax takes a second to import: wrong arguments are refused before that.
+    from dspark_jax.pipelines.api import load
+    from dspark_jax.pipelines.commands import generate_output as output
+    from dspark_jax.pipelines.comparison import compare, comparison_lines
+    from dspark_jax.pipelines.compilation import CompileClock, use_compilation_cache
+    from dspark_jax.pipelines.load_choices import choice_lines
+
+    cache = Choice(name="compiled_programs", value=use_compilation_cache(args.compilation_cache), reason="", flag="--compilation-cache")
+    pipeline = load(
+        args.target,
+        args.draft,
+        dtype=args.dtype,
+        num_speculative_tokens=args.num_speculative_tokens,
+        max_seq_len=args.max_seq_len,
+        batch_size=args.batch_size,
+        sample_from_anchor=args.sample_from_anchor,
+        partial_rotary_factor=args.partial_rotary_factor,
+        announce=lambda choices: output.say(*choice_lines((*choices, cache))),
+    )
+    requests = _requests(pipeline, args, prompts)
+    writer = output.Writer(pipeline, as_json=args.json)
+    with CompileClock().watching() as clock:
+        results = writer.stream(requests) if stream else writer.collect(requests, hold=args.compare and args.json)
+    output.say(*output.figure_lines(results, writer.seconds, clock, pipeline.load_seconds))
+    output.say(*output.warning_lines(results, None if pipeline.draft is None else pipeline.draft.config))
+    if args.compare:
+        output.say("", "decoding the prompt again, plainly and speculatively in turn ...")
+        comparison = compare(pipeline, requests[0])
+        output.say(*comparison_lines(comparison, args.dtype))
+        if args.json:
+            writer.write(results[0], comparison)
+    return 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Prompt:
+    """What is to be continued, and what messages call it; a single prompt needs no name."""
+
+    content: str | tuple[int, ...]
+    name: str = ""
+
+
+def _read_prompts(args: argparse.Namespace) -> Iterator[_Prompt]:
+    if args.prompt_ids is not None:
+        for flag in ("raw", "system"):
+            if getattr(args, flag):
+                raise RequestError(f"--{flag}: found beside --prompt-ids, allowed with text")
+        yield _Prompt(content=args.prompt_ids)
+    elif args.prompts_file is not None:
+        from dspark_jax.pipelines.prompts_file import read_prompts_file
+
+        if args.prompts_file.endswith(".jsonl"):
+            _say(f"{args.prompts_file}: the first of each conversation's turns is the prompt")
+        for number_, text in enumerate(read_prompts_file(args.prompts_file), start=1):
+            yield _Prompt(content=text, name=f"{args.prompts_file}: prompt {number_}")
+    else:
+        yield _Prompt(content=_stdin_text() if args.prompt == "-" else args.prompt)
+
+
+def _stdin_text() -> str:
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise RequestError(f"--prompt -: found bytes that are not {error.encoding} text on stdin") from error
+
+
+def _checked_stream(args: argparse.Namespace, num_prompts: int) -> bool:
+    """Whether text is shown as it comes. Flags that exclude each other are refused as a pair."""
+    pairs = [
+        (args.system is not None and args.raw, "--system", "--raw"),
+        (args.stream and args.json, "--stream", "--json"),
+        (args.stream and args.batch_size > 1, "--stream", "--batch-size above 1"),
+        (args.compare and args.batch_size > 1, "--compare", "--batch-size above 1"),
+        (args.compare and num_prompts > 1, "--compare", "a file of several prompts"),
+    ]
+    for is_fault, one, other in pairs:
+        if is_fault:
+            raise RequestError(f"{one}: found beside {other}, allowed one of the two")
+    if args.compare and not args.draft:
+        raise RequestError("--compare: found without --draft, allowed with one")
+    if args.stream is not None:
+        return bool(args.stream)
+    return not args.json and args.batch_size == 1 and (num_prompts == 1 or sys.stdout.isatty())
+
+
+def _requests(pipeline: Pipeline, args: argparse.Namespace, prompts: Sequence[_Prompt]) -> list[Request]:
+    tokenizer = pipeline.target.tokenizer
+    if tokenizer is not None and tokenizer.chat_template is None and args.prompt_ids is None and not args.raw:
+        _say(f"{pipeline.target.checkpoint.path}: no chat template; the prompt is continued as it is")
+    return pipeline.requests(
+        [prompt.content for prompt in prompts],
+        max_new_tokens=args.max_new_tokens,
+        confidence_threshold=args.confidence_threshold or 0.0,
+        stop_ids=args.stop_ids,
+        raw=args.raw,
+        system=args.system,
+        names=[prompt.name for prompt in prompts] if prompts[0].name else None,
+    )
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr)

@@ -1,0 +1,140 @@
+"""What `dspark generate` writes: outputs on stdout, choices, figures and warnings on stderr."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import tqdm
+
+from dspark_jax.pipelines.api import GenerationResult, Pipeline, StreamPiece
+from dspark_jax.pipelines.comparison import Comparison
+from dspark_jax.pipelines.compilation import CompileClock
+from dspark_jax.pipelines.speculative.engine import Request
+from dspark_jax.speculators_common.draft_config import DraftConfig
+from dspark_jax.speculators_common.draft_fields import LAYOUT_FLAG
+
+# A draft that runs in the wrong layout has its first draft accepted by chance only; a poor one in the right layout does much better than this.
+_SUSPICIOUS_ROUNDS, _SUSPICIOUS_RATE = 32, 0.02
+
+
+class Writer:
+    """Runs requests and writes their outputs in the order of the prompts. `seconds` is the wall time of the runs."""
+
+    def __init__(self, pipeline: Pipeline, *, as_json: bool) -> None:
+        self._pipeline, self._as_json = pipeline, as_json
+        self.seconds = 0.0
+
+    def stream(self, requests: Sequence[Request]) -> list[GenerationResult]:
+        """Text as rounds complete, one prompt after the other."""
+        started = time.perf_counter()
+        results: list[GenerationResult] = []
+        for number, request in enumerate(requests, start=1):
+            if len(requests) > 1:
+                say(f"prompt {number} of {len(requests)}")
+            results += [result for _, result in self._pipeline.run([request], stream=_Printer(self._pipeline.target.tokenizer is not None))]
+            print(flush=True)
+        self.seconds = time.perf_counter() - started
+        return results
+
+    def collect(self, requests: Sequence[Request], *, hold: bool) -> list[GenerationResult]:
+        """Whole outputs, each as soon as those before it are there; `hold` leaves the writing to the caller."""
+        started = time.perf_counter()
+        done: dict[int, GenerationResult] = {}
+        results: list[GenerationResult] = []
+        with tqdm.tqdm(total=len(requests), unit="prompt", disable=True if len(requests) == 1 else None) as bar:
+            for index, result in self._pipeline.run(requests):
+                done[index] = result
+                bar.update()
+                while len(results) in done:
+                    results.append(done.pop(len(results)))
+                    if not hold:
+                        self.write(results[-1])
+        self.seconds = time.perf_counter() - started
+        return results
+
+    def write(self, result: GenerationResult, comparison: Comparison | None = None) -> None:
+        """One output: its JSON object, its text, or its ids if the model has no text."""
+        text = json.dumps(result_json(result, comparison)) if self._as_json else result.text
+        tqdm.tqdm.write(_ids(result.output_ids) if text is None else text, file=sys.stdout)  # beside a progress bar on the same terminal
+        sys.stdout.flush()
+
+
+class _Printer:
+    """Writes the pieces of one output: text, or ids with commas between them."""
+
+    def __init__(self, has_text: bool) -> None:
+        self._has_text, self._separator = has_text, ""
+
+    def __call__(self, piece: StreamPiece) -> None:
+        print(piece.text if self._has_text else self._separator + _ids(piece.ids), end="", flush=True)
+        self._separator = ","
+
+
+def say(*lines: str) -> None:
+    """Lines on stderr."""
+    for line in lines:
+        print(line, file=sys.stderr)
+
+
+def result_json(result: GenerationResult, comparison: Comparison | None = None) -> dict[str, Any]:
+    """The JSON object of one prompt. Times are without compilation, `tokens_per_second` is that of decoding, after the first token."""
+    return {
+        "prompt_ids": result.prompt_ids,
+        "output_ids": result.output_ids,
+        "text": result.text,
+        "finish_reason": result.finish_reason,
+        "tau": result.tau,
+        "rounds": [pair._asdict() for pair in result.rounds],
+        "non_finite_rounds": result.non_finite_rounds,
+        "seconds": result.seconds,
+        "first_token_seconds": result.first_token_seconds,
+        "tokens_per_second": result.tokens_per_second,
+        "compile_seconds": result.compile_seconds,
+        **({} if comparison is None else {"comparison": {**dataclasses.asdict(comparison), "ratio": comparison.ratio}}),
+    }
+
+
+def figure_lines(results: Sequence[GenerationResult], seconds: float, clock: CompileClock, load_seconds: float) -> list[str]:
+    """What was done and how long it took. `seconds` is the wall time of all prompts, compilation included."""
+    tokens = sum(len(result.output_ids) for result in results)
+    rounds = sum(len(result.rounds) for result in results)
+    compile_seconds = clock.seconds()
+    if len(results) == 1:
+        what = f"{tokens} token{'s' if tokens > 1 else ''} ({results[0].finish_reason})"
+        speed = results[0].tokens_per_second
+        what += "" if speed is None else f", {speed:.1f} tokens per second after the first"
+    else:
+        per_second = tokens / max(seconds - compile_seconds, 1e-9)
+        what = f"{len(results)} prompts, {tokens} tokens, {per_second:.1f} tokens per second with prompts"
+    if rounds:
+        tau = sum((result.tau or 0.0) * len(result.rounds) for result in results) / rounds
+        what += f", tau {tau:.2f} over {rounds} rounds"
+    cached = " (from the cache)" if clock.from_cache and not clock.compiled else ""
+    start = f"load {load_seconds:.1f} s, compile {compile_seconds:.1f} s{cached}, first token {results[0].first_token_seconds:.2f} s"
+    return ["", what, start]
+
+
+def warning_lines(results: Sequence[GenerationResult], draft: DraftConfig | None) -> list[str]:
+    """What looks like a bad draft and may be something else."""
+    lines = []
+    overflowed = sum(result.non_finite_rounds for result in results)
+    if overflowed:
+        lines.append(f"warning: the draft's states overflowed after {overflowed} rounds; nothing was proposed then (try --dtype float32)")
+    offered = [pair for result in results for pair in result.rounds if pair.proposed]
+    accepted = sum(pair.accepted > 0 for pair in offered)
+    if draft is not None and len(offered) >= _SUSPICIOUS_ROUNDS and accepted <= _SUSPICIOUS_RATE * len(offered):
+        layout = "anchor-first" if draft.sample_from_anchor else "fill-in"
+        lines.append(
+            f"warning: the first draft was accepted in {accepted} of {len(offered)} rounds; was this draft trained for this target, in the {layout} "
+            f"layout ({LAYOUT_FLAG})?"
+        )
+    return lines
+
+
+def _ids(ids: Sequence[int]) -> str:
+    return ",".join(map(str, ids))

@@ -1,0 +1,64 @@
+"""`dspark info`: what checkpoints are, and whether a draft fits a target."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from dspark_jax.speculators_common.errors import DSparkError, PairError, RequestError
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """Add `info` to the result of `ArgumentParser.add_subparsers`."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "info",
+        help="say what a checkpoint is, and whether a draft fits a target",
+        description="Describe checkpoints from their configs and file headers, checked as strictly as for running them; no weights are read.",
+    )
+    parser.add_argument("checkpoints", nargs="*", metavar="DIR", help="a target or a draft; also a .gguf file or smollm2")
+    parser.add_argument("--target", metavar="DIR|GGUF|smollm2", help="a target; with --draft, also say whether the two fit")
+    parser.add_argument("--draft", metavar="DIR", help="a draft")
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Describe and print; returns the exit status. Whatever is wrong with a checkpoint or the pair is raised, after the sound ones were described."""
+    if not args.checkpoints and args.target is None and args.draft is None:
+        raise RequestError("info: found no checkpoint, allowed directories, --target or --draft")
+    # jax takes a second to import: wrong arguments are refused before that.
+    from dspark_jax.pipelines.description import Description, check_described_pair, describe, description_json, description_lines
+
+    found: list[Description] = []
+    faults: list[DSparkError] = []
+
+    def add(path: str, kind: str | None = None) -> Description | None:
+        try:
+            found.append(describe(path, kind=kind))
+        except DSparkError as error:
+            faults.append(error)
+            return None
+        return found[-1]
+
+    for path in args.checkpoints:
+        add(path)
+    target = None if args.target is None else add(args.target, "target")
+    draft = None if args.draft is None else add(args.draft, "draft")
+    pair: dict[str, Any] | None = None
+    if target is not None and draft is not None:
+        try:
+            check_described_pair(target, draft)
+            pair = {"fits": True, "reason": None}
+        except PairError as error:
+            faults.append(error)
+            pair = {"fits": False, "reason": str(error)}
+    if args.json and found:
+        print(json.dumps({"checkpoints": [description_json(description) for description in found], "pair": pair}))
+    elif found:
+        print("\n\n".join("\n".join(description_lines(description)) for description in found))
+        if pair is not None and pair["fits"]:
+            print("\nthe draft fits the target")
+    if faults:
+        raise DSparkError("; ".join(map(str, faults)))
+    return 0
