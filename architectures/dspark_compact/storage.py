@@ -31,6 +31,7 @@ from dspark_jax.speculators_common.pair_checks import check_dims
 
 LABEL, WEIGHTS = "config.json", "model.safetensors"
 _MAX_JSON_BYTES = 10_000_000
+_FLOAT_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 def save(draft: CompactDraft, directory: Path | str) -> Path:
@@ -78,7 +79,8 @@ class _Stored:
     def __init__(self, handle: Any, name: str) -> None:
         self._handle, self._name = handle, name
         described = handle.get_slice(name)
-        self.shape, self.dtype = tuple(described.get_shape()), str(described.get_dtype())
+        stored = str(described.get_dtype())
+        self.shape, self.dtype = tuple(described.get_shape()), _FLOAT_NAMES.get(stored, stored)
 
     def read(self) -> np.ndarray:
         array: np.ndarray = self._handle.get_tensor(self._name)

@@ -1,4 +1,4 @@
-"""The compact draft against recorded numbers: two rounds of four ragged rows, every pruning rule, the training forward, the loss and its gradients."""
+"""The compact draft against recorded numbers: two rounds of four ragged rows, every pruning rule, training, loss and gradients."""
 
 from __future__ import annotations
 
@@ -287,10 +287,10 @@ def test_the_context_ends_before_the_anchor(case: Case) -> None:
 def trained(case: Case) -> dict[str, Any]:
     """Training forward, loss and gradients on the recorded batch, whose padding holds junk."""
     expected = case.expected
-    graphdef, params, rest = nnx.split(case.draft, nnx.Param, ...)
+    graphdef, params = nnx.split(case.draft, nnx.Param)
 
     def loss_of(params: Any) -> tuple[Any, Any]:
-        draft = nnx.merge(graphdef, params, rest)
+        draft = nnx.merge(graphdef, params)
         taps, mask = jnp.asarray(expected["train.context_taps"]), jnp.asarray(expected["train.context_mask"])
         rows = case.tables.embed_tokens(jnp.asarray(expected["train.anchor_tokens"]))
         logits, confidence = draft.forward_train(taps, mask, rows, jnp.asarray(expected["train.prev_tokens"]), case.tables)

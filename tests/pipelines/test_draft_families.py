@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from dspark_jax.pipelines.loading import LoadedDraft, LoadedTarget, load_draft, load_target
 from dspark_jax.pipelines.speculative.engine import Completion, Engine, EngineOptions, Request
-from tests.tiny_families import BLOCK, FAMILIES, VOCAB, tiny_target
+from tests.tiny_families import FAMILIES, VOCAB, tiny_target
 
 NEW_TOKENS = 24
 _RNG = np.random.default_rng(5)

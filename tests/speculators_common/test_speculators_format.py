@@ -378,7 +378,7 @@ def dflash(**changes: Any) -> dict[str, Any]:
     """The same draft without heads, under the name of the other kind."""
     heads = ("markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov", "sample_from_anchor")
     renamed = {"architectures": ["DFlashDraftModel"], "speculators_model_type": "dflash", "speculators_config__algorithm": "dflash"}
-    return base(**({name: ... for name in heads} | renamed | {"speculators_config__proposal_methods": drafts(None)} | changes))
+    return base(**(dict.fromkeys(heads, ...) | renamed | {"speculators_config__proposal_methods": drafts(None)} | changes))
 
 
 def test_dflash_drafts_have_no_heads_and_are_fill_in_by_default():
