@@ -10,11 +10,12 @@ from dspark_jax.speculators_common.storage import runs_on_cpu
 
 
 def matmul(x: Float[Array, "*axes in"], kernel: Float[Array, "in out"]) -> Float[Array, "*axes out"]:
-    """`x @ kernel`, float32 result.
+    """`x @ kernel` in the dtype of the kernel, with a float32 result.
 
     XLA:CPU has a fast bfloat16 product for two rows or more and a float32 result; a lone row becomes a scalar loop eight times slower, over a
     converted copy of the kernel. So a lone row is doubled and the second one dropped.
     """
+    x = x.astype(kernel.dtype)
     rows = int(np.prod(x.shape[:-1]))
     if rows == 1 and x.dtype == jnp.bfloat16 and runs_on_cpu():
         twice = jnp.broadcast_to(x.reshape(1, -1), (2, x.shape[-1]))

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int32
@@ -72,7 +73,7 @@ class BlockDraft(DraftChain):
 
     def project_target_hidden(self, taps: Float[Array, "*axes mH"]) -> Float[Array, "*axes d"]:
         """Context features `hidden_norm(fc(taps))`; they feed context K/V only."""
-        return self.hidden_norm(self.fc(taps.astype(self.dtype)))
+        return self.hidden_norm(self.fc.wide(taps))
 
     def materialize_kv(self, context: Float[Array, "T d"], batch: RaggedBatch, cache: KVCache) -> KVCache:
         """Store each layer's context K/V at the absolute positions of `batch`; inert tokens store nothing.
@@ -85,15 +86,15 @@ class BlockDraft(DraftChain):
         return cache
 
     def embed_block(self, anchor: Int32[Array, "B"], lender: TableLender | None = None) -> Float[Array, "B W d"]:
-        """Embedding rows of `[anchor, mask, mask, ...]`, scaled where the format says so."""
+        """Embedding rows of `[anchor, mask, mask, ...]`, scaled where the format says so; float32: the block's residual stream."""
         embed = self.table if self.table is not None else lent(lender, "embed_tokens").embed_tokens
         assert self.config.mask_token_id is not None
         ids = jnp.concatenate([anchor[:, None], jnp.full((anchor.shape[0], 1), self.config.mask_token_id, jnp.int32)], axis=1)
         rows = embed(ids)
-        if self.config.embedding_scale != 1:
-            rows = rows * jnp.asarray(self.config.embedding_scale, rows.dtype)
+        # The scale is rounded as the table is, like everywhere where such drafts and their targets are trained.
+        rows = rows.astype(jnp.float32) * np.asarray(self.config.embedding_scale, rows.dtype).astype(np.float32)
         masks = jnp.broadcast_to(rows[:, 1:], (rows.shape[0], self.config.block_size - 1, rows.shape[2]))
-        return jnp.concatenate([rows[:, :1], masks], axis=1).astype(self.dtype)
+        return jnp.concatenate([rows[:, :1], masks], axis=1)
 
     def forward_block(self, embeds: Float[Array, "B W d"], cache: KVCache, num_slots: int | None = None) -> Float[Array, "B Ws d"]:
         """Final-normed hidden states of the first `num_slots` slots; slot k stands at position `cache.lengths + k`.

@@ -40,13 +40,13 @@ class BlockAttention(nnx.Module):
         """Normed, rotated keys and plain values of context features or of normed block rows."""
         heads = self.key_value.wide(x).reshape(*x.shape[:-1], 2 * self.num_kv_heads, self.head_dim)
         keys, values = jnp.split(heads, 2, axis=-2)
-        return rotate(self.key_norm(keys), angles).astype(x.dtype), values.astype(x.dtype)
+        return rotate(self.key_norm(keys), angles), values
 
     def __call__(self, x: Float[Array, "B W d"], angles: Angles, cache: KVCache, num_queries: int) -> Float[Array, "B Wq d"]:
         keys, values = self.keys_values(x, angles)
         asking = x[:, :num_queries]
         query = self.query_norm(self.query.wide(asking).reshape(*asking.shape[:-1], -1, self.head_dim))
-        query = rotate(query, (angles[0][:, :num_queries], angles[1][:, :num_queries])).astype(x.dtype)
+        query = rotate(query, (angles[0][:, :num_queries], angles[1][:, :num_queries]))
         attended = block_attention(query, keys, values, cache, self.layer, mask=self.mask, origin=self.origin, scale=self.scale)
         return self.output(attended.reshape(*asking.shape[:-1], -1))
 

@@ -60,4 +60,4 @@ class CompactLayer(nnx.Module):
     def _fed_forward(self, x: Float[Array, "B W d"]) -> Float[Array, "B W d"]:
         with jax.named_scope("mlp"):
             normed = self.feed_forward_norm(x)
-            return x + self.down((gelu_tanh(self.gate.wide(normed)) * self.up.wide(normed)).astype(x.dtype))
+            return x + self.down(gelu_tanh(self.gate(normed)) * self.up(normed))

@@ -81,7 +81,7 @@ class CompactDraft(DraftChain):
 
     def project_target_hidden(self, taps: Float[Array, "*axes mH"]) -> Float[Array, "*axes d"]:
         """Context features; every layer norms them once more."""
-        return self.context_norm(self.context_projection(taps.astype(self.dtype)))
+        return self.context_norm(self.context_projection.wide(taps))
 
     def materialize_kv(self, context: Float[Array, "T d"], batch: RaggedBatch, cache: KVCache) -> KVCache:
         """Store each layer's context K/V; the position only says where."""
@@ -90,7 +90,7 @@ class CompactDraft(DraftChain):
         return cache
 
     def embed_block(self, anchor: Int32[Array, "B"], lender: TableLender | None = None) -> Float[Array, "B W d"]:
-        """The anchor's raw row of the target's table, projected, and a learned row for each other slot."""
+        """The anchor's raw row of the target's table, projected, and a learned row for each other slot; float32: the block's residual stream."""
         return self._block_input(lent(lender, "embed_tokens").embed_tokens(anchor))
 
     def forward_block(self, embeds: Float[Array, "B W d"], cache: KVCache, num_slots: int | None = None) -> Float[Array, "B Ws d"]:
@@ -106,11 +106,8 @@ class CompactDraft(DraftChain):
         return self.norm(x)
 
     def compute_logits(self, hidden: Float[Array, "B Ws d"], lender: TableLender | None = None) -> Float[Array, "B Ws V"]:
-        """Base logits, float32: the target's head in its own dtype, with its soft-cap and without its final norm."""
-        target = lent(lender, "lm_head")
-        one_id = jax.ShapeDtypeStruct((1,), jnp.int32)
-        dtype = jax.eval_shape(target.embed_tokens, one_id).dtype
-        return target.compute_logits(self.output_projection(hidden).astype(dtype)).astype(jnp.float32)
+        """Base logits, float32: the target's head with its soft-cap and without its final norm."""
+        return lent(lender, "lm_head").compute_logits(self.output_projection(hidden))
 
     def proposal_length(self, confidence: Float[Array, "B Ds"], threshold: Float[Array, "B"]) -> Int32[Array, "B"]:
         """Drafts to verify, at least one. A row's own `threshold` holds for all slots; 0 means those stored with the draft, if there are any."""
@@ -187,9 +184,9 @@ class CompactDraft(DraftChain):
         return DraftRows(tokens, jax.nn.sigmoid(logits), lengths, base_logits)
 
     def _block_input(self, anchor_rows: Float[Array, "B H"]) -> Float[Array, "B W d"]:
-        first = self.token_projection(anchor_rows.astype(self.dtype))[:, None]
-        masked = jnp.broadcast_to(self.mask_rows[...][None], (first.shape[0], *self.mask_rows.shape))
-        return jnp.concatenate([first, masked], axis=1) + self.slot_rows[...][None]
+        first = self.token_projection.wide(anchor_rows)[:, None]
+        masked = jnp.broadcast_to(self.mask_rows[...].astype(jnp.float32)[None], (first.shape[0], *self.mask_rows.shape))
+        return jnp.concatenate([first, masked], axis=1) + self.slot_rows[...].astype(jnp.float32)[None]
 
 
 def effective_thresholds(thresholds: Sequence[float] | None, min_confidence: float | None, block_size: int) -> Float[np.ndarray, "W"]:

@@ -36,7 +36,7 @@ class Gemma4BlockAttention(BlockAttention):
         """Normed, rotated keys and normed values of context features or of normed block rows."""
         heads = self.key_value.wide(x).reshape(*x.shape[:-1], -1, self.head_dim)
         keys, values = (heads, heads) if self.k_eq_v else jnp.split(heads, 2, axis=-2)
-        return rotate(self.key_norm(keys), angles).astype(x.dtype), rms_normalised(values, self.epsilon).astype(x.dtype)
+        return rotate(self.key_norm(keys), angles), rms_normalised(values, self.epsilon)
 
 
 class Gemma4BlockLayer(BlockLayer):
@@ -58,4 +58,4 @@ class Gemma4BlockLayer(BlockLayer):
             x = x[:, :num_queries] + self.post_attention_norm(self.attention(self.input_norm(x), angles, cache, num_queries))
         with jax.named_scope("mlp"):
             x = x + self.post_feedforward_norm(self.mlp(self.pre_feedforward_norm(x)))
-        return x * self.layer_scalar[...][0].astype(x.dtype)
+        return x * self.layer_scalar[...][0]

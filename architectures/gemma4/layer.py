@@ -40,11 +40,11 @@ class Gemma4Attention(nnx.Module):
         # Float32 until norms and rotation are done, as in the dense decoder.
         heads = self.qkv.wide(x).reshape(x.shape[0], -1, shape.head_dim)
         query, keys_values = jnp.split(heads, [num_heads], axis=1)
-        query = rotate(self.query_norm(query), angles).astype(x.dtype)
+        query = rotate(self.query_norm(query), angles)
         if self.key_norm is not None:
             kv_heads = shape.num_key_value_heads
-            key = rotate(self.key_norm(keys_values[:, :kv_heads]), angles).astype(x.dtype)
-            value = rms_normalised(keys_values[:, -kv_heads:], self.epsilon).astype(x.dtype)
+            key = rotate(self.key_norm(keys_values[:, :kv_heads]), angles)
+            value = rms_normalised(keys_values[:, -kv_heads:], self.epsilon)
             cache = cache.write(shape.cache_layer, batch, key, value)
         out = paged_attention(query, cache, shape.cache_layer, batch, scale=1.0, window=shape.window)
         return self.output(out.reshape(x.shape[0], -1)), cache

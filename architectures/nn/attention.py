@@ -50,7 +50,7 @@ def block_attention(
     keys, values = cache.read(layer)
     seen_context = context_mask(cache.lengths, num_queries, keys.shape[2], mask, origin)
     seen_block = jnp.broadcast_to(block_mask(num_slots, mask, origin)[None, :num_queries], (query.shape[0], num_queries, num_slots))
-    own = (block_keys.swapaxes(1, 2), block_values.swapaxes(1, 2), seen_block)
+    own = (block_keys.swapaxes(1, 2).astype(keys.dtype), block_values.swapaxes(1, 2).astype(values.dtype), seen_block)
     return _attend(query, [(keys, values, seen_context), own], scale)
 
 
@@ -86,7 +86,7 @@ def _attend(
     rows, length, num_heads, head_dim = query.shape
     kv_heads = parts[0][0].shape[1]
     group = num_heads // kv_heads
-    grouped = query.transpose(0, 2, 1, 3).reshape(rows, kv_heads, group * length, head_dim)
+    grouped = query.astype(parts[0][0].dtype).transpose(0, 2, 1, 3).reshape(rows, kv_heads, group * length, head_dim)
     scores = [_masked_scores(grouped, keys, visible, scale) for keys, _, visible in parts]
     probabilities = jax.nn.softmax(jnp.concatenate(scores, axis=-1) if len(scores) > 1 else scores[0], axis=-1)
     out = jnp.zeros(grouped.shape, jnp.float32)

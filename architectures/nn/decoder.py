@@ -69,11 +69,10 @@ class DecoderAttention(nnx.Module):
         self.key_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.use_qk_norm else None
 
     def __call__(self, x: Float[Array, "T H"], angles: Angles, batch: RaggedBatch, cache: KVCache) -> tuple[Float[Array, "T H"], KVCache]:
-        # Float32 until norms and rotation are done: one rounding, and fewer conversions than rounding after every step.
         heads = self.qkv.wide(x).reshape(x.shape[0], -1, self.head_dim)
         rotating, value = jnp.split(heads, [self.num_heads + self.num_kv_heads], axis=1)
-        query, key = jnp.split(rotate(self._normed(rotating), angles).astype(x.dtype), [self.num_heads], axis=1)
-        cache = cache.write(self.layer, batch, key, value.astype(x.dtype))
+        query, key = jnp.split(rotate(self._normed(rotating), angles), [self.num_heads], axis=1)
+        cache = cache.write(self.layer, batch, key, value)
         out = paged_attention(query, cache, self.layer, batch, scale=self.scale, window=self.window)
         return self.output(out.reshape(x.shape[0], -1)), cache
 

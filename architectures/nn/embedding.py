@@ -38,7 +38,7 @@ class Head(nnx.Module):
 
 def tied_logits(hidden: Float[Array, "*axes H"], rows: Float[Array, "V H"]) -> Float[Array, "*axes V"]:
     """`hidden @ rows.T` in float32: the head of a tied model whose table is stored as plain values."""
-    return jax.lax.dot_general(hidden, rows, (((hidden.ndim - 1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+    return jax.lax.dot_general(hidden.astype(rows.dtype), rows, (((hidden.ndim - 1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
 
 
 def head_can_share_table() -> bool:

@@ -16,7 +16,13 @@ LayerCall = Callable[[Float[Array, "T H"], KVCache], tuple[Float[Array, "T H"], 
 def run_layers(
     calls: Sequence[LayerCall], x: Float[Array, "T H"], cache: KVCache, taps: tuple[int, ...]
 ) -> tuple[Float[Array, "T H"], Float[Array, "T mH"], KVCache]:
-    """The stream after all layers, the stream after each of `taps` layers (0 = `x` itself) side by side, and the cache with the batch written."""
+    """The stream after all layers, the stream after each of `taps` layers (0 = `x` itself) side by side, and the cache with the batch written.
+
+    The stream is float32 in every dtype; products round their own operands. XLA drops a rounding to bfloat16 and back wherever it fuses over it, so
+    a rounded stream would depend on the program: on the taps that are read, on the rows that are verified, and the same text would part at
+    near-ties.
+    """
+    x = x.astype(jnp.float32)
     streams = {0: x}
     for index, call in enumerate(calls):
         with jax.named_scope(f"layer{index}"):

@@ -50,7 +50,7 @@ class ExpertsMLP(nnx.Module):
         tokens, hidden = x.shape
         gate_up, down = (decode_rows(jnp.take(kernel[...], picked.reshape(-1), axis=0)) for kernel in (self.gate_up, self.down))
         pairs = jnp.repeat(x, self.num_picked, axis=0)[:, None]
-        out = _products(_activated(_products(pairs, gate_up)).astype(x.dtype), down)
+        out = _products(_activated(_products(pairs, gate_up)), down)
         return jnp.sum(out.reshape(tokens, self.num_picked, hidden) * weights[..., None], axis=1)
 
     def over_all(self, x: Float[Array, "T H"], weights: Float[Array, "T k"], picked: Int32[Array, "T k"]) -> Float[Array, "T H"]:
@@ -62,12 +62,12 @@ class ExpertsMLP(nnx.Module):
         inner = _activated(_products(jnp.broadcast_to(x[None], (self.num_experts, tokens, hidden)), decode_rows(self.gate_up[...])))
         # An expert that was not picked counts nothing, even where it overflows.
         weighted = jnp.where(jnp.any(is_picked, axis=1)[..., None], inner.swapaxes(0, 1) * share[..., None], 0.0)
-        return matmul(weighted.astype(x.dtype).reshape(tokens, -1), decode_rows(self.down[...]).reshape(-1, hidden))
+        return matmul(weighted.reshape(tokens, -1), decode_rows(self.down[...]).reshape(-1, hidden))
 
 
 def _products(x: Float[Array, "P T in"], kernels: Float[Array, "P in out"]) -> Float[Array, "P T out"]:
-    """One product for each kernel, float32."""
-    return jnp.matmul(x, kernels, preferred_element_type=jnp.float32)
+    """One product for each kernel in the kernel's dtype, float32 result."""
+    return jnp.matmul(x.astype(kernels.dtype), kernels, preferred_element_type=jnp.float32)
 
 
 def _activated(gate_up: Float[Array, "P T F2"]) -> Float[Array, "P T F"]:
