@@ -44,7 +44,12 @@ def test_on_linux_the_old_directory_is_exchanged_in_one_step(tmp_path: Path, mon
     write(tmp_path / "draft", "first")
     steps: list[bool] = []
     exchange = atomic_directory._exchanged
-    monkeypatch.setattr(atomic_directory, "_exchanged", lambda fresh, final: steps.append(exchange(fresh, final)) or steps[-1])
+
+    def recorded(fresh: Path, final: Path) -> bool:
+        steps.append(exchange(fresh, final))
+        return steps[-1]
+
+    monkeypatch.setattr(atomic_directory, "_exchanged", recorded)
     write(tmp_path / "draft", "second")
     assert steps == [True]
 
