@@ -13,7 +13,7 @@ from dspark_jax.speculators_common.draft_config import DraftConfig
 
 @runtime_checkable
 class TableLender(Protocol):
-    """The target's raw tables, for drafts that bring none of their own."""
+    """The target's tables, for drafts that bring none of their own."""
 
     def embed_tokens(self, ids: Int32[Array, "*axes"]) -> Float[Array, "*axes H"]:
         """Embedding rows as stored: no scaling."""
@@ -21,6 +21,10 @@ class TableLender(Protocol):
 
     def lm_head(self, hidden: Float[Array, "*axes H"]) -> Float[Array, "*axes V"]:
         """Raw head product, float32: no soft-cap."""
+        ...
+
+    def compute_logits(self, hidden: Float[Array, "*axes H"]) -> Float[Array, "*axes V"]:
+        """Logits of final-normed hidden states, float32, soft-cap included."""
         ...
 
 
@@ -37,10 +41,6 @@ class Target(TableLender, Protocol):
     def forward(self, batch: RaggedBatch, cache: KVCache, taps: tuple[int, ...]) -> tuple[Float[Array, "T H"], Float[Array, "T mH"], KVCache]:
         """Run the batch: final-normed hidden states, the tapped residual streams side by side, and the cache with the batch written at its
         positions."""
-        ...
-
-    def compute_logits(self, hidden: Float[Array, "*axes H"]) -> Float[Array, "*axes V"]:
-        """Logits of final-normed hidden states, float32, soft-cap included."""
         ...
 
 
@@ -90,4 +90,8 @@ class Draft(Protocol):
         self, hidden: Float[Array, "B Ws d"], anchor_tokens: Int32[Array, "B"], drafts: Int32[Array, "B Ds"]
     ) -> Float[Array, "B Ds"] | None:
         """Confidence logits of the drafting slots, float32; `None` without a head."""
+        ...
+
+    def proposal_length(self, confidence: Float[Array, "B Ds"], threshold: Float[Array, "B"]) -> Int32[Array, "B"]:
+        """Drafts to verify, given the confidence logits. `threshold` is what the row's request asks for; 0 leaves the decision to the draft."""
         ...

@@ -54,6 +54,10 @@ _built_in = {
     "DSparkDraftModel": "dspark_jax.architectures.dspark_draft.arch",
     "DSparkSpeculator": "dspark_jax.architectures.dspark_draft.arch",
     "Qwen3DSparkModel": "dspark_jax.architectures.dspark_deepspec.arch",
+    "Gemma4DSparkModel": "dspark_jax.architectures.dspark_deepspec.gemma4_arch",
+    "DFlashDraftModel": "dspark_jax.architectures.dflash.arch",
+    "DFlashSpeculator": "dspark_jax.architectures.dflash.arch",
+    "DsparkDrafter": "dspark_jax.architectures.dspark_compact.arch",
 }
 
 

@@ -10,6 +10,8 @@ from dspark_jax.pipelines.checkpoint_data import Checkpoint
 from dspark_jax.pipelines.gguf_checkpoint import find_smollm2, open_gguf
 from dspark_jax.pipelines.json_file import read_json_object
 from dspark_jax.pipelines.safetensors_file import SafetensorsTensor, open_safetensors
+from dspark_jax.speculators_common.compact_format import ARCHITECTURE as COMPACT_ARCHITECTURE
+from dspark_jax.speculators_common.compact_format import DSPARK_JSON, check_label
 from dspark_jax.speculators_common.errors import CheckpointError, collected_error, field_error, missing_field
 
 __all__ = ["DEMO_TARGET", "Checkpoint", "open_checkpoint", "open_target"]
@@ -44,22 +46,36 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
     if not directory.is_dir():
         reason = "is a file, allowed a directory or a .gguf file" if directory.exists() else "no such directory"
         raise CheckpointError(f"{directory}: {reason}")
-    config_file = directory / _CONFIG
+    compact_file, config_file = directory / DSPARK_JSON, directory / _CONFIG
     has_weights = (directory / _SINGLE).is_file() or (directory / _INDEX).is_file()
+    if compact_file.is_file():
+        return _open_compact(directory, compact_file)
     if not config_file.is_file() and not has_weights:
         raise CheckpointError(f"{directory}: found neither {_CONFIG} nor {_SINGLE}{_what_else(directory)}")
     if not config_file.is_file():
         raise CheckpointError(f"{directory}: {_CONFIG}: missing beside the weights")
     config = read_json_object(config_file)
     generation_file = directory / _GENERATION_CONFIG
-    architecture = _architecture(config, config_file)
+    generation_config = read_json_object(generation_file) if generation_file.is_file() else {}
+    return _checkpoint(directory, config, config_file, _architecture(config, config_file), generation_config)
+
+
+def _open_compact(directory: Path, compact_file: Path) -> Checkpoint:
+    """A `dspark.json` decides what the directory is; a `config.json` beside it must merely not contradict it."""
+    config, label_file = read_json_object(compact_file), directory / _CONFIG
+    if label_file.is_file():
+        check_label(read_json_object(label_file), label_file, config)
+    return _checkpoint(directory, config, compact_file, COMPACT_ARCHITECTURE, {})
+
+
+def _checkpoint(directory: Path, config: Mapping[str, Any], config_file: Path, architecture: str, generation_config: Mapping[str, Any]) -> Checkpoint:
     tensors = _open_weights(directory)
     files = sorted({tensor.file for tensor in tensors.values()})
     return Checkpoint(
         path=directory,
         config=config,
         config_file=str(config_file),
-        generation_config=read_json_object(generation_file) if generation_file.is_file() else {},
+        generation_config=generation_config,
         tensors=tensors,
         tensor_files={name: tensor.file for name, tensor in tensors.items()},
         architecture=architecture,

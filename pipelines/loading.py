@@ -22,6 +22,8 @@ from dspark_jax.speculators_common.pair_checks import check_pair
 from dspark_jax.speculators_common.vocab_map import target_id_table
 from dspark_jax.speculators_common.weight_adapters import TensorSource
 
+_WEIGHT_SUFFIXES = frozenset({".safetensors", ".pt", ".pth", ".bin", ".npy", ".npz"})
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LoadedTarget:
@@ -74,6 +76,8 @@ def load_draft(path: Path | str, target: LoadedTarget, dtype: DTypeLike, overrid
     checkpoint = open_checkpoint(path)
     entry, config = parse_checkpoint(checkpoint, "draft", overrides)
     check_against(config, target.config)
+    refuse_side_files(checkpoint)
+    config = config.for_target(target.config.num_hidden_layers)
     tables = tables_of(config, checkpoint.tensors.keys())
     check_borrowed(config, tables, target.config)
     tensors = with_target_rows(checkpoint.tensors, config, tables, target.checkpoint)
@@ -99,10 +103,18 @@ def check_against(draft: DraftConfig, target_config: Any) -> None:
     )
 
 
+def refuse_side_files(checkpoint: Checkpoint) -> None:
+    """Some exports keep the row of the mask token in a file of its own, which no format of ours reads: without it a draft merely accepts less."""
+    used = set(checkpoint.tensor_files.values())
+    sides = [file for file in sorted(checkpoint.path.glob("*mask*")) if file.suffix in _WEIGHT_SUFFIXES and str(file) not in used]
+    if sides:
+        raise CheckpointError(f"{sides[0]}: a mask embedding in a file of its own is not supported; allowed {checkpoint.config_file} and its weights")
+
+
 def check_borrowed(draft: DraftConfig, tables: DraftTables, target_config: Any) -> None:
     """Raise a `PairError` if tables of the target would have to serve a draft of another width."""
     borrowed = [name for name in ("embed_tokens", "lm_head") if getattr(tables, name) != "own"]
-    if borrowed and draft.hidden_size != target_config.hidden_size:
+    if borrowed and draft.table_width != target_config.hidden_size:
         raise PairError(
             f"{draft.source}: hidden_size: found {draft.hidden_size}, allowed {target_config.hidden_size}: "
             f"{' and '.join(borrowed)} would be the target's ({target_config.source})"

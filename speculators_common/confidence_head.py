@@ -33,6 +33,15 @@ def confident_length(logits: Float[Array, "B D"], threshold: Float[Array, "B"]) 
 
     A threshold of 0 or less keeps all D.
     """
-    unsure = (jax.nn.sigmoid(logits) < threshold[:, None]) & (threshold[:, None] > 0)
+    return _length(logits, jnp.broadcast_to(threshold[:, None], logits.shape))
+
+
+def confident_length_after_first(logits: Float[Array, "B D"], thresholds: Float[Array, "B D"]) -> Int32[Array, "B"]:
+    """The same with a threshold of its own for every slot, and slot 0 never cut: a proposal has at least one draft."""
+    return _length(logits, thresholds.at[:, 0].set(0))
+
+
+def _length(logits: Float[Array, "B D"], thresholds: Float[Array, "B D"]) -> Int32[Array, "B"]:
+    unsure = (jax.nn.sigmoid(logits) < thresholds) & (thresholds > 0)
     sure = jnp.cumprod(jnp.where(unsure, 0, 1), axis=-1)
     return jnp.sum(sure, axis=-1, dtype=jnp.int32)

@@ -43,23 +43,17 @@ def from_deepspec(raw: Mapping[str, Any], file: Path | str, overrides: DraftOver
     geometry = read_geometry(top, nested)
     num_layers = len(read_layer_types(network, geometry["num_hidden_layers"], choices=(FULL,)))
     block_size = block.integer("block_size", minimum=1)
-    sample_from_anchor, layout_choices = _layout(block, block_size, overrides)
+    sample_from_anchor, layout_choices = read_deepspec_layout(block, block_size, overrides)
     rope, rope_choices = read_rope(network, head_dim=geometry["head_dim"], layer_types=(FULL,), overrides=overrides)
     num_target_layers = top.integer("num_target_layers", minimum=1)
     return DraftConfig(
         **geometry,
         draft_vocab_size=geometry["vocab_size"],
-        taps=read_taps(
-            block,
-            "target_layer_ids",
-            shift=1,
-            num_target_layers=num_target_layers,
-            convention="counted as DeepSpec does (-1 = embedding output, x = output of layer x, last layer excluded)",
-        ),
+        taps=read_deepspec_taps(block, num_target_layers),
         block_size=block_size,
         sample_from_anchor=sample_from_anchor,
         mask_token_id=read_mask_token(block, geometry["vocab_size"]),
-        **_heads(block),
+        **read_deepspec_heads(block),
         layers=(LayerMask(window=None, causal=False),) * num_layers,
         rope=rope,
         architecture=only_architecture(top),
@@ -71,7 +65,18 @@ def from_deepspec(raw: Mapping[str, Any], file: Path | str, overrides: DraftOver
     )
 
 
-def _layout(block: Fields, block_size: int, overrides: DraftOverrides | None) -> tuple[bool, tuple[Choice, ...]]:
+def read_deepspec_taps(block: Fields, num_target_layers: int) -> tuple[int, ...]:
+    """`target_layer_ids`: the output of layer x is the stream after x + 1 layers."""
+    return read_taps(
+        block,
+        "target_layer_ids",
+        shift=1,
+        num_target_layers=num_target_layers,
+        convention="counted as DeepSpec does (-1 = embedding output, x = output of layer x, last layer excluded)",
+    )
+
+
+def read_deepspec_layout(block: Fields, block_size: int, overrides: DraftOverrides | None) -> tuple[bool, tuple[Choice, ...]]:
     """Anchor-first by the format; only the user can say otherwise."""
     if block.boolean("sample_from_anchor", default=True) is not True:
         raise block.error("sample_from_anchor", False, "true: drafts of this format are anchor-first")
@@ -84,7 +89,7 @@ def _layout(block: Fields, block_size: int, overrides: DraftOverrides | None) ->
     return chosen, (Choice(name="sample_from_anchor", value=str(chosen).lower(), reason=reason, flag=LAYOUT_FLAG),)
 
 
-def _heads(block: Fields) -> Heads:
+def read_deepspec_heads(block: Fields) -> Heads:
     """A head type is written only for a positive rank, the confidence input only for an enabled head."""
     rank = block.integer("markov_rank")
     enabled = block.boolean("enable_confidence_head")

@@ -10,8 +10,11 @@ from typing import Literal
 
 from dspark_jax.speculators_common.rope_config import RopeConfig
 
-MarkovHeadType = Literal["none", "vanilla", "gated", "rnn"]
+MarkovHeadType = Literal["none", "vanilla", "gated", "rnn", "tanh_rnn"]
 WindowOrigin = Literal["anchor", "query"]
+DraftStyle = Literal["qwen3", "gemma4", "compact"]
+Tap = int | Literal["final"]
+FINAL: Literal["final"] = "final"  # the tap after the target's final norm
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -23,6 +26,15 @@ class LayerMask:
 
     window: int | None = None
     causal: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SlotThresholds:
+    """Confidence of each slot below which a proposal ends before it; slot 0 is never cut. `target` and `samples` say how they were found."""
+
+    values: tuple[float, ...]
+    target: float | None = dataclasses.field(default=None, compare=False)
+    samples: int | None = dataclasses.field(default=None, compare=False)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,18 +73,24 @@ class DraftConfig:
     vocab_size: int  # V, target ids
     draft_vocab_size: int  # Vd, draft ids
     target_hidden_size: int  # H
-    taps: tuple[int, ...]  # residual stream after j target layers, 0 = embedding output; m = len(taps)
+    taps: tuple[Tap, ...]  # residual stream after j target layers, 0 = embedding output, FINAL = after the final norm; m = len(taps)
     block_size: int  # W
     sample_from_anchor: bool  # anchor-first if true, fill-in otherwise
-    mask_token_id: int
+    mask_token_id: int | None  # None: every masked slot has a learned row of its own
     markov_rank: int  # r
     markov_head_type: MarkovHeadType
     enable_confidence_head: bool
     confidence_head_with_markov: bool
     layers: tuple[LayerMask, ...]
     window_origin: WindowOrigin = "anchor"
-    rope: RopeConfig
-    max_position_embeddings: int
+    rope: RopeConfig  # a rotary_dim of 0: no rotation, and the context carries no positions
+    max_position_embeddings: int | None  # None: no bound
+    style: DraftStyle = "qwen3"  # the network of a layer
+    k_eq_v: bool = False  # values are the key projection's output, before key norm and rotation
+    embedding_scale: float = 1.0  # of the raw rows of anchor and masks
+    output_multiplier: float = 1.0  # of the base logits, before the soft-cap
+    final_logit_softcapping: float | None = None  # of the base logits, before the Markov bias
+    thresholds: SlotThresholds | None = None  # stored with the draft; None: the request alone decides how long a proposal is
 
     architecture: str = dataclasses.field(compare=False)
     family: str = dataclasses.field(compare=False)
@@ -81,6 +99,8 @@ class DraftConfig:
     target_name: str | None = dataclasses.field(default=None, compare=False)
     target_architectures: tuple[str, ...] = dataclasses.field(default=(), compare=False)
     choices: tuple[Choice, ...] = dataclasses.field(default=(), compare=False)
+    stores_tables: bool = dataclasses.field(default=True, compare=False)  # false: embedding and head are always the target's
+    taps_reach_final: bool = dataclasses.field(default=False, compare=False)  # a tap one beyond the target's depth means FINAL, see `for_target`
     unknown_fields: tuple[str, ...] = dataclasses.field(default=(), compare=False)  # stated in the file, of no known meaning, without influence
 
     @property
@@ -88,10 +108,25 @@ class DraftConfig:
         """D: drafts that one block can give."""
         return self.block_size if self.sample_from_anchor else self.block_size - 1
 
+    def for_target(self, num_layers: int) -> DraftConfig:
+        """This draft beside a target of `num_layers` layers.
+
+        Where the file counts the state after the final norm as one more layer, its tap becomes `FINAL`: only now is the depth known.
+        """
+        if not self.taps_reach_final or self.num_target_layers is not None:
+            return self
+        taps = tuple(FINAL if tap == num_layers + 1 else tap for tap in self.taps)
+        return dataclasses.replace(self, taps=taps, num_target_layers=num_layers)
+
     @property
     def num_taps(self) -> int:
         """m: tapped layers, concatenated in the order of `taps`."""
         return len(self.taps)
+
+    @property
+    def table_width(self) -> int:
+        """Width of the embedding rows and head inputs that the draft works with: its own, or the target's if it projects from and to that."""
+        return self.target_hidden_size if self.style == "compact" else self.hidden_size
 
     @property
     def num_draft_ids(self) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import TypedDict, get_args
+from typing import TypedDict
 
 from dspark_jax.speculators_common.draft_config import Choice, DraftOverrides, MarkovHeadType
 from dspark_jax.speculators_common.errors import field_error
@@ -18,7 +18,7 @@ from dspark_jax.speculators_common.rope_fields import parse_rope, stated_partial
 FULL, SLIDING = "full_attention", "sliding_attention"
 LAYOUT_FLAG = "--sample-from-anchor/--no-sample-from-anchor"
 ROTARY_FLAG = "--partial-rotary-factor"
-MARKOV_HEAD_TYPES: tuple[MarkovHeadType, ...] = tuple(name for name in get_args(MarkovHeadType) if name != "none")
+MARKOV_HEAD_TYPES: tuple[MarkovHeadType, ...] = ("vanilla", "gated", "rnn")
 
 # Names that libraries write beside the draft's own: they describe training, text generation or the writer, or repeat what is fixed here.
 HARMLESS_FIELDS = frozenset(
@@ -88,6 +88,9 @@ class Heads(TypedDict):
     confidence_head_with_markov: bool
 
 
+NO_HEADS = Heads(markov_rank=0, markov_head_type="none", enable_confidence_head=False, confidence_head_with_markov=False)
+
+
 def read_geometry(top: Fields, nested: Fields) -> Geometry:
     """The sizes, from the top level and from `transformer_layer_config`.
 
@@ -122,6 +125,16 @@ def read_layer_types(network: Fields, num_layers: int, *, choices: Sequence[str]
     if len(kinds) != num_layers:
         raise network.error("layer_types", list(kinds), f"one entry for each of {num_layers} layers (num_hidden_layers)")
     return kinds
+
+
+def read_window(network: Fields, kinds: Sequence[str]) -> int | None:
+    """`sliding_window`, mandatory beside a sliding layer; without one a window is a leftover and has no meaning."""
+    network.ignore("sliding_window")
+    if SLIDING not in kinds:
+        return None
+    if not network.has("sliding_window"):
+        raise network.missing("sliding_window", f"an integer >= 1, as layer_types {list(kinds)} has sliding layers")
+    return network.integer("sliding_window", minimum=1)
 
 
 def read_taps(fields: Fields, name: str, *, shift: int, num_target_layers: int | None, convention: str) -> tuple[int, ...]:
@@ -205,13 +218,13 @@ def check_block_size(fields: Fields, block_size: int, sample_from_anchor: bool) 
         )
 
 
-def refuse_unsupported(fields: Fields) -> None:
-    """Settings of other networks: another activation than silu, quantised weights; and two dtype names that disagree."""
+def refuse_unsupported(fields: Fields, *, supported: str = "silu") -> None:
+    """Settings of other networks: another activation than the `supported` one, quantised weights; and two dtype names that disagree."""
     names = ("hidden_act", "hidden_activation")
     activation = next((name for name in names if fields.has(name)), None)
     fields.ignore(*names)
-    if activation is not None and fields.string(activation) != "silu":
-        raise fields.error(activation, fields.string(activation), "silu")
+    if activation is not None and fields.string(activation) != supported:
+        raise fields.error(activation, fields.string(activation), supported)
     for name in ("quantization", "quantization_config"):
         if fields.has(name):
             raise fields.error(name, dict(fields.section(name).raw), "no such field: quantised drafts are not supported")

@@ -95,6 +95,33 @@ class RNNMarkovHead(MarkovHead):
         return self._project(jnp.tanh(output)), gate * state + (1 - gate) * jnp.tanh(candidate)
 
 
+class TanhMarkovHead(MarkovHead):
+    """A plain recurrent cell over the block: `s <- tanh(s wH + e + bH)`, `bias = s wO`, the state zero before every block.
+
+    The bias comes from the **new** state, and the slot's hidden state is no input. `w2` is stored with the draft and takes no part.
+    """
+
+    def __init__(self, config: DraftConfig, *, dtype: DTypeLike, rngs: nnx.Rngs) -> None:
+        super().__init__(config, dtype=dtype, rngs=rngs)
+        rank = config.markov_rank
+        self.rank = rank
+        self.transition = nnx.Param(0.02 * jax.random.normal(rngs.params(), (rank, rank), dtype))
+        self.transition_bias = nnx.Param(jnp.zeros((rank,), jnp.float32))
+        self.output = nnx.Param(0.02 * jax.random.normal(rngs.params(), (rank, config.num_draft_ids), dtype))
+
+    def initial_state(self, rows: int) -> State:
+        return jnp.zeros((rows, self.rank), jnp.float32)
+
+    def bias(
+        self, embedded: Float[Array, "B r"], hidden: Float[Array, "B d"] | None, state: State | None
+    ) -> tuple[Float[Array, "B Vd"], State | None]:
+        assert state is not None
+        transition, output = self.transition[...], self.output[...]
+        carried = matmul(state.astype(transition.dtype), transition)
+        state = jnp.tanh(carried + embedded.astype(jnp.float32) + self.transition_bias[...][None, :])
+        return matmul(state.astype(output.dtype), output), state
+
+
 class _Joint(nnx.Module):
     """Linear with bias, kernel `[in, out]`, float32 result."""
 
@@ -106,7 +133,7 @@ class _Joint(nnx.Module):
         return matmul(x, self.kernel[...]) + self.bias[...][None, :]
 
 
-_HEADS: dict[str, type[MarkovHead]] = {"vanilla": MarkovHead, "gated": GatedMarkovHead, "rnn": RNNMarkovHead}
+_HEADS: dict[str, type[MarkovHead]] = {"vanilla": MarkovHead, "gated": GatedMarkovHead, "rnn": RNNMarkovHead, "tanh_rnn": TanhMarkovHead}
 
 
 def make_markov_head(config: DraftConfig, *, dtype: DTypeLike, rngs: nnx.Rngs) -> MarkovHead | None:

@@ -1,4 +1,4 @@
-"""`config.json` of a speculators DSpark draft -> `DraftConfig`. The JSON is the same from 0.7 on; only the set of saved tensors changed.
+"""`config.json` of a speculators draft, DSpark or DFlash -> `DraftConfig`. The JSON is the same from 0.7 on; only the set of saved tensors changed.
 
 The network is always Qwen3 style, whatever model type the nested config names.
 """
@@ -9,13 +9,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dspark_jax.speculators_common.detect import only_architecture, require_family
+from dspark_jax.speculators_common.detect import draft_family, only_architecture, require_family
 from dspark_jax.speculators_common.draft_config import Choice, DraftConfig, DraftOverrides, LayerMask
 from dspark_jax.speculators_common.draft_fields import (
     FULL,
     HARMLESS_FIELDS,
     LAYOUT_FLAG,
+    NO_HEADS,
     SLIDING,
+    Heads,
     check_block_size,
     read_geometry,
     read_heads,
@@ -23,6 +25,7 @@ from dspark_jax.speculators_common.draft_fields import (
     read_mask_token,
     read_rope,
     read_taps,
+    read_window,
     refuse_unsupported,
 )
 from dspark_jax.speculators_common.errors import field_error
@@ -35,7 +38,9 @@ def from_speculators(raw: Mapping[str, Any], file: Path | str, overrides: DraftO
     The geometry may lie in `transformer_layer_config` or at the top level, the block's values at the top level or in `dspark_config` /
     `dflash_config`. Raises `CheckpointError` for everything that the format does not allow.
     """
-    require_family(raw, file, "speculators_dspark")
+    family = draft_family(raw, file)
+    if family != "speculators_dflash":
+        require_family(raw, file, "speculators_dspark")
     top = Fields(raw, file)
     nested = top.section("transformer_layer_config")
     block = top.joined(top.section("dspark_config"), top.section("dflash_config"))
@@ -45,7 +50,7 @@ def from_speculators(raw: Mapping[str, Any], file: Path | str, overrides: DraftO
     library = top.section("speculators_config")
     _check_algorithm(top, library)
     block_size = block.integer("block_size", minimum=1, default=8)
-    sample_from_anchor, layout_choices = _layout(block, library, block_size, overrides)
+    sample_from_anchor, layout_choices = _layout(block, library, block_size, overrides, by_default=family == "speculators_dspark")
     rope, rope_choices = read_rope(network, head_dim=geometry["head_dim"], layer_types=(SLIDING, FULL), overrides=overrides)
     num_target_layers = top.integer("num_target_layers", minimum=1, default=None)
     verifier = library.section("verifier")
@@ -62,18 +67,12 @@ def from_speculators(raw: Mapping[str, Any], file: Path | str, overrides: DraftO
         block_size=block_size,
         sample_from_anchor=sample_from_anchor,
         mask_token_id=read_mask_token(block, geometry["vocab_size"]),
-        **read_heads(
-            block,
-            rank=block.integer("markov_rank", default=256),
-            head_type=block.string("markov_head_type", default="vanilla"),
-            enabled=block.boolean("enable_confidence_head", default=True),
-            with_markov=block.boolean("confidence_head_with_markov", default=True),
-        ),
+        **_heads(block, is_dspark=family == "speculators_dspark"),
         layers=_layers(top, network, geometry["num_hidden_layers"]),
         window_origin="anchor",
         rope=rope,
         architecture=only_architecture(top),
-        family="speculators_dspark",
+        family=family,
         source=str(file),
         num_target_layers=num_target_layers,
         target_name=verifier.string("name_or_path", default=None),
@@ -90,8 +89,29 @@ def _check_algorithm(top: Fields, library: Fields) -> None:
         raise library.error("algorithm", algorithm, f"{kind}, the speculators_model_type of the file")
 
 
-def _layout(block: Fields, library: Fields, block_size: int, overrides: DraftOverrides | None) -> tuple[bool, tuple[Choice, ...]]:
-    """Whether the block is anchor-first, and the choice made if the file alone does not decide it."""
+def _heads(block: Fields, *, is_dspark: bool) -> Heads:
+    """DSpark has heads by default; DFlash is the same network without any."""
+    if is_dspark:
+        return read_heads(
+            block,
+            rank=block.integer("markov_rank", default=256),
+            head_type=block.string("markov_head_type", default="vanilla"),
+            enabled=block.boolean("enable_confidence_head", default=True),
+            with_markov=block.boolean("confidence_head_with_markov", default=True),
+        )
+    rank = block.integer("markov_rank", default=0)
+    if rank != 0:
+        raise block.error("markov_rank", rank, "0 beside speculators_model_type 'dflash': such drafts have no heads")
+    if block.boolean("enable_confidence_head", default=False):
+        raise block.error("enable_confidence_head", True, "false beside speculators_model_type 'dflash': such drafts have no heads")
+    block.ignore("markov_head_type", "confidence_head_with_markov")
+    return NO_HEADS
+
+
+def _layout(
+    block: Fields, library: Fields, block_size: int, overrides: DraftOverrides | None, *, by_default: bool
+) -> tuple[bool, tuple[Choice, ...]]:
+    """Whether the block is anchor-first, and the choice made if the file alone does not decide it. `by_default` is what the format means."""
     stated = block.boolean("sample_from_anchor", default=None)
     override = None if overrides is None else overrides.sample_from_anchor
     declared = _declared_drafts(library, block_size)
@@ -103,7 +123,7 @@ def _layout(block: Fields, library: Fields, block_size: int, overrides: DraftOve
         chosen = declared[0][1] == block_size
         reason = f"the file does not say; its speculative_tokens {declared[0][1]} of block_size {block_size} imply it"
     else:
-        chosen, reason = True, "the file does not say; default of the format"
+        chosen, reason = by_default, "the file does not say; default of the format"
     check_block_size(block, block_size, chosen)
     if override is None:
         _check_declared_drafts(block, declared, block_size, chosen)
@@ -144,12 +164,7 @@ def _layers(top: Fields, network: Fields, num_layers: int) -> tuple[LayerMask, .
     kinds = read_layer_types(network, num_layers, choices=(FULL, SLIDING))
     non_causal = top.boolean("sliding_window_non_causal", default=False)
     causal = top.boolean("causal", default=None)
-    network.ignore("sliding_window")
-    window = None
-    if SLIDING in kinds:
-        if not network.has("sliding_window"):
-            raise network.missing("sliding_window", f"an integer >= 1, as layer_types {list(kinds)} has sliding layers")
-        window = network.integer("sliding_window", minimum=1)
+    window = read_window(network, kinds)
     return tuple(
         LayerMask(window=window if kind == SLIDING else None, causal=(kind == SLIDING and not non_causal) if causal is None else causal)
         for kind in kinds

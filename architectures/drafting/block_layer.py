@@ -28,6 +28,7 @@ class BlockAttention(nnx.Module):
     def __init__(self, config: DraftConfig, layer: int, *, dtype: DTypeLike, rngs: nnx.Rngs) -> None:
         self.layer, self.mask, self.origin = layer, config.layers[layer], config.window_origin
         self.head_dim, self.num_kv_heads = config.head_dim, config.num_key_value_heads
+        self.scale = config.head_dim**-0.5
         query_width, key_width = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
         self.query = Linear(config.hidden_size, query_width, bias=config.attention_bias, dtype=dtype, rngs=rngs)
         self.key_value = Linear(config.hidden_size, 2 * key_width, bias=config.attention_bias, dtype=dtype, rngs=rngs)
@@ -46,7 +47,7 @@ class BlockAttention(nnx.Module):
         asking = x[:, :num_queries]
         query = self.query_norm(self.query.wide(asking).reshape(*asking.shape[:-1], -1, self.head_dim))
         query = rotate(query, (angles[0][:, :num_queries], angles[1][:, :num_queries]))
-        attended = block_attention(query, keys, values, cache, self.layer, mask=self.mask, origin=self.origin, scale=self.head_dim**-0.5)
+        attended = block_attention(query, keys, values, cache, self.layer, mask=self.mask, origin=self.origin, scale=self.scale)
         return self.output(attended.reshape(*asking.shape[:-1], -1))
 
 

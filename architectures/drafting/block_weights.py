@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -11,9 +11,14 @@ from dspark_jax.speculators_common.draft_config import DraftConfig
 from dspark_jax.speculators_common.vocab_map import target_id_table
 from dspark_jax.speculators_common.weight_adapters import Recipe, copied, joined_biases, stacked_columns, transposed
 
+LayerRecipes = Callable[[DraftConfig, str], dict[str, Recipe]]
 
-def block_draft_recipes(config: DraftConfig, names: Collection[str]) -> dict[str, Recipe]:
-    """One recipe per parameter of `BlockDraft`. A head made of target rows comes under the checkpoint's own name, `lm_head.weight`."""
+
+def block_draft_recipes(config: DraftConfig, names: Collection[str], *, layer_recipes: LayerRecipes | None = None) -> dict[str, Recipe]:
+    """One recipe per parameter of `BlockDraft`. A head made of target rows comes under the checkpoint's own name, `lm_head.weight`.
+
+    `layer_recipes(config, prefix)` is the table of one layer, that of the Qwen3 style by default.
+    """
     hidden = config.hidden_size
     tables = tables_of(config, names)
     recipes = {
@@ -29,30 +34,46 @@ def block_draft_recipes(config: DraftConfig, names: Collection[str]) -> dict[str
     if tables.lm_head != "target":
         recipes["head.kernel"] = _first_columns("lm_head.weight", (config.draft_vocab_size, hidden), config.num_draft_ids)
     for layer in range(config.num_hidden_layers):
-        recipes |= {f"layers.{layer}.{path}": recipe for path, recipe in _layer_recipes(config, f"layers.{layer}").items()}
+        recipes |= {f"layers.{layer}.{path}": recipe for path, recipe in (layer_recipes or qwen3_layer_recipes)(config, f"layers.{layer}").items()}
     return recipes
 
 
-def _layer_recipes(config: DraftConfig, prefix: str) -> dict[str, Recipe]:
-    hidden, width = config.hidden_size, config.intermediate_size
-    queries, keys = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
-    attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
-    recipes = {
+def qwen3_layer_recipes(config: DraftConfig, prefix: str) -> dict[str, Recipe]:
+    """The parameters of `BlockLayer`."""
+    hidden = config.hidden_size
+    return {
         "input_norm.weight": copied(f"{prefix}.input_layernorm.weight", (hidden,)),
         "post_attention_norm.weight": copied(f"{prefix}.post_attention_layernorm.weight", (hidden,)),
+        **attention_recipes(config, f"{prefix}.self_attn", "kv"),
+        **mlp_recipes(config, f"{prefix}.mlp"),
+    }
+
+
+def attention_recipes(config: DraftConfig, attention: str, key_values: str) -> dict[str, Recipe]:
+    """The parameters of `BlockAttention`; `key_values` are the projections that make its key/value kernel."""
+    hidden = config.hidden_size
+    queries, keys = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
+    recipes = {
         "attention.query.kernel": transposed(f"{attention}.q_proj.weight", (queries, hidden)),
-        "attention.key_value.kernel": stacked_columns({f"{attention}.{x}_proj.weight": (keys, hidden) for x in "kv"}),
+        "attention.key_value.kernel": stacked_columns({f"{attention}.{x}_proj.weight": (keys, hidden) for x in key_values}),
         "attention.output.kernel": transposed(f"{attention}.o_proj.weight", (hidden, queries)),
         "attention.query_norm.weight": copied(f"{attention}.q_norm.weight", (config.head_dim,)),
         "attention.key_norm.weight": copied(f"{attention}.k_norm.weight", (config.head_dim,)),
-        "mlp.gate_up.kernel": stacked_columns({f"{mlp}.{x}_proj.weight": (width, hidden) for x in ("gate", "up")}),
-        "mlp.down.kernel": transposed(f"{mlp}.down_proj.weight", (hidden, width)),
     }
     if config.attention_bias:
         recipes["attention.query.bias"] = copied(f"{attention}.q_proj.bias", (queries,))
-        recipes["attention.key_value.bias"] = joined_biases({f"{attention}.{x}_proj.bias": (keys,) for x in "kv"})
+        recipes["attention.key_value.bias"] = joined_biases({f"{attention}.{x}_proj.bias": (keys,) for x in key_values})
         recipes["attention.output.bias"] = copied(f"{attention}.o_proj.bias", (hidden,))
     return recipes
+
+
+def mlp_recipes(config: DraftConfig, mlp: str) -> dict[str, Recipe]:
+    """The parameters of `GatedMLP`."""
+    hidden, width = config.hidden_size, config.intermediate_size
+    return {
+        "mlp.gate_up.kernel": stacked_columns({f"{mlp}.{x}_proj.weight": (width, hidden) for x in ("gate", "up")}),
+        "mlp.down.kernel": transposed(f"{mlp}.down_proj.weight", (hidden, width)),
+    }
 
 
 def _markov_recipes(config: DraftConfig) -> dict[str, Recipe]:

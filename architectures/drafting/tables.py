@@ -19,7 +19,9 @@ class DraftTables:
 
 
 def tables_of(config: DraftConfig, names: Collection[str]) -> DraftTables:
-    """A tensor in the checkpoint wins; a missing one is the target's."""
+    """A tensor in the checkpoint wins; a missing one is the target's, and so are both where the format never stores them."""
+    if not config.stores_tables:
+        return DraftTables(embed_tokens="target", lm_head="target")
     lm_head: Literal["own", "target", "target_rows"] = "own"
     if "lm_head.weight" not in names:
         lm_head = "target_rows" if config.is_pruned else "target"

@@ -1,4 +1,4 @@
-"""DeepSpec's released Qwen3 drafters: the shared block draft plus the row-batched calls of their MLX ports.
+"""DeepSpec's released drafters: the shared block draft plus the row-batched calls of their MLX ports.
 
 The row-batched calls are stateless: the caller keeps dense context K/V and hands them in. They compute what the paged methods compute, by the same
 layers.
@@ -6,30 +6,18 @@ layers.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32
 
 from dspark_jax.architectures.drafting.block_draft import BlockDraft
-from dspark_jax.architectures.nn.kv_cache import KVCache, KVPages
+from dspark_jax.architectures.drafting.dense_rows import ContextKV, DraftRows, dense_cache
+from dspark_jax.architectures.dspark_deepspec.gemma4_layer import Gemma4BlockLayer
 from dspark_jax.architectures.nn.rotary import rotary_angles
-from dspark_jax.speculators_common.confidence_head import confident_length
-from dspark_jax.speculators_common.storage import encode_rows, row_storage_dtype
 
-ContextKV = tuple[tuple[Float[Array, "B K L hd"], Float[Array, "B K L hd"]], ...]
+__all__ = ["ContextKV", "DeepSpecDraft", "DraftRows", "Gemma4DSparkDraft", "Qwen3DSparkDraft"]
 
 
-class DraftRows(NamedTuple):
-    """What one block gave: `tokens[b, :lengths[b]]` are row b's proposal."""
-
-    tokens: Int32[Array, "B D"]
-    confidences: Float[Array, "B D"]  # sigmoid of the head's logits; ones without a head
-    lengths: Int32[Array, "B"]
-    base_logits: Float[Array, "B D Vd"]  # before the Markov bias
-
-
-class Qwen3DSparkDraft(BlockDraft):
+class DeepSpecDraft(BlockDraft):
     """`BlockDraft` with `project_context`, `project_context_kv_rows`, `draft_block` and `draft_rows`."""
 
     def project_context(self, taps: Float[Array, "B L mH"]) -> Float[Array, "B L d"]:
@@ -56,7 +44,7 @@ class Qwen3DSparkDraft(BlockDraft):
         Row b sees the first `positions[b]` context rows of its line, so lines of different length may be padded.
         """
         rows = anchors.shape[0]
-        cache = _dense_cache(context_kv, jnp.broadcast_to(positions, (rows,)))
+        cache = dense_cache(context_kv, jnp.broadcast_to(positions, (rows,)))
         hidden = self.forward_block(self.embed_block(anchors), cache)
         base_logits = self.compute_logits(hidden)
         tokens = self.sample_draft_tokens(base_logits, anchors, hidden=hidden)
@@ -64,7 +52,7 @@ class Qwen3DSparkDraft(BlockDraft):
         if logits is None:
             full = jnp.full((rows,), tokens.shape[1], jnp.int32)
             return DraftRows(tokens, jnp.ones(tokens.shape, jnp.float32), full, base_logits)
-        lengths = confident_length(logits, jnp.full((rows,), threshold, jnp.float32))
+        lengths = self.proposal_length(logits, jnp.full((rows,), threshold, jnp.float32))
         return DraftRows(tokens, 1 / (1 + jnp.exp(-logits)), lengths, base_logits)
 
     def _context_kv(self, context: Float[Array, "B L d"], positions: Int32[Array, "B L"]) -> ContextKV:
@@ -73,11 +61,11 @@ class Qwen3DSparkDraft(BlockDraft):
         return tuple((keys.swapaxes(1, 2), values.swapaxes(1, 2)) for keys, values in pairs)
 
 
-def _dense_cache(context_kv: ContextKV, lengths: Int32[Array, "B"]) -> KVCache:
-    """Dense lines as pages of their own length: row b owns page b."""
-    storage = row_storage_dtype(context_kv[0][0].dtype)
-    rows = lengths.shape[0]
-    pages = KVPages(
-        keys=tuple(encode_rows(keys, storage) for keys, _ in context_kv), values=tuple(encode_rows(values, storage) for _, values in context_kv)
-    )
-    return KVCache(pages=pages, page_table=jnp.arange(rows, dtype=jnp.int32)[:, None], lengths=lengths)
+class Qwen3DSparkDraft(DeepSpecDraft):
+    """Qwen3 layers."""
+
+
+class Gemma4DSparkDraft(DeepSpecDraft):
+    """Gemma4 layers, scaled embeddings, soft-capped base logits."""
+
+    layer_type = Gemma4BlockLayer

@@ -54,6 +54,29 @@ def block_attention(
     return _attend(query, [(keys, values, seen_context), own], scale)
 
 
+def dense_block_attention(
+    query: Float[Array, "B W N hd"],
+    block_keys: Float[Array, "B W K hd"],
+    block_values: Float[Array, "B W K hd"],
+    context_keys: Float[Array, "B L K hd"],
+    context_values: Float[Array, "B L K hd"],
+    seen_context: Bool[Array, "B L"],
+    *,
+    scale: float,
+) -> Float[Array, "B W N hd"]:
+    """The same over a context that is no cache, as in training: a bidirectional block, and the same context rows for every slot."""
+    rows, width = query.shape[:2]
+    parts = [
+        (
+            context_keys.swapaxes(1, 2),
+            context_values.swapaxes(1, 2),
+            jnp.broadcast_to(seen_context[:, None, :], (rows, width, seen_context.shape[1])),
+        ),
+        (block_keys.swapaxes(1, 2), block_values.swapaxes(1, 2), jnp.ones((rows, width, width), bool)),
+    ]
+    return _attend(query, parts, scale)
+
+
 def _attend(
     query: Float[Array, "B L N hd"],
     parts: list[tuple[Float[Array, "B K _ hd"], Float[Array, "B K _ hd"], Bool[Array, "B L _"]]],

@@ -14,13 +14,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32
 
+from dspark_jax.architectures.drafting.taps import tapped_forward
 from dspark_jax.architectures.nn.argmax import argmax
 from dspark_jax.architectures.nn.kv_cache import KVCache, KVPages
 from dspark_jax.architectures.nn.ragged_batch import PADDING_POSITION, RaggedBatch
 from dspark_jax.architectures.protocols import Draft, Target
 from dspark_jax.pipelines.speculative.acceptance import Verdict, accept_greedy, cut_emission
 from dspark_jax.pipelines.speculative.state import NO_TOKEN, PromptChunk, RoundOutput, RoundState
-from dspark_jax.speculators_common.confidence_head import confident_length
 
 Step = Callable[[RoundState, PromptChunk | None], tuple[RoundState, RoundOutput]]
 
@@ -74,7 +74,7 @@ def _verify(
 ) -> tuple[Int32[Array, "B verified"], Float[Array, "T mH"], KVPages]:
     """The target's own token after each verify row (after the last prompt token for prompt rows), its taps, its pages."""
     cache = KVCache(pages=state.target_pages, page_table=state.page_table[:, : config.num_pages], lengths=state.committed)
-    hidden, taps, cache = target.forward(batch, cache, () if draft is None else draft.config.taps)
+    hidden, taps, cache = tapped_forward(target, batch, cache, () if draft is None else draft.config.taps)
     by_row = batch.to_rows(hidden)
     num_verified = 1 + state.drafts.shape[1]
     if chunk is None:
@@ -140,7 +140,7 @@ def _propose(
     length = jnp.clip(free_positions, 0, config.num_speculative_tokens)
     confidence = draft.predict_confidence(hidden, state.anchor, drafts)
     if confidence is not None:
-        length = jnp.minimum(length, confident_length(confidence, state.confidence_threshold))
+        length = jnp.minimum(length, draft.proposal_length(confidence, state.confidence_threshold))
     length = jnp.where(finite, length, 0)
     state = dataclasses.replace(state, draft_pages=cache.pages, drafts=drafts, num_drafts=length)
     return state, ~finite & ~state.finished

@@ -363,7 +363,6 @@ def test_overrides_are_checked_too():
 @pytest.mark.parametrize(
     ("architecture", "kind", "family"),
     [
-        ("DFlashDraftModel", "dflash", "speculators DFlash"),
         ("DFlashDraftModel", ..., "z-lab DFlash"),
         ("Qwen3DSparkModel", ..., "DeepSpec Qwen3"),
         ("Gemma4DSparkModel", ..., "DeepSpec Gemma4"),

@@ -1,0 +1,42 @@
+"""Registry entry of DeepSpec's Gemma4 drafters."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from dspark_jax.architectures.drafting.block_weights import attention_recipes, block_draft_recipes, mlp_recipes
+from dspark_jax.architectures.dspark_deepspec.model import Gemma4DSparkDraft
+from dspark_jax.architectures.registry import SupportedArchitecture
+from dspark_jax.speculators_common.deepspec_gemma4_format import from_deepspec_gemma4
+from dspark_jax.speculators_common.draft_config import DraftConfig
+from dspark_jax.speculators_common.weight_adapters import Recipe, copied
+
+
+def gemma4_draft_recipes(config: DraftConfig, names: Collection[str]) -> dict[str, Recipe]:
+    """One recipe per parameter of `Gemma4DSparkDraft`."""
+    return block_draft_recipes(config, names, layer_recipes=_layer_recipes)
+
+
+def _layer_recipes(config: DraftConfig, prefix: str) -> dict[str, Recipe]:
+    norms = {
+        "input_norm": "input_layernorm",
+        "post_attention_norm": "post_attention_layernorm",
+        "pre_feedforward_norm": "pre_feedforward_layernorm",
+        "post_feedforward_norm": "post_feedforward_layernorm",
+    }
+    return {
+        **{f"{path}.weight": copied(f"{prefix}.{name}.weight", (config.hidden_size,)) for path, name in norms.items()},
+        **attention_recipes(config, f"{prefix}.self_attn", "k" if config.k_eq_v else "kv"),
+        **mlp_recipes(config, f"{prefix}.mlp"),
+        "layer_scalar": copied(f"{prefix}.layer_scalar", (1,)),
+    }
+
+
+ARCHITECTURE = SupportedArchitecture(
+    name="Gemma4DSparkModel",
+    kind="draft",
+    family="deepspec_gemma4",
+    parse_config=from_deepspec_gemma4,
+    build=Gemma4DSparkDraft,
+    recipes=gemma4_draft_recipes,
+)
