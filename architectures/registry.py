@@ -1,4 +1,4 @@
-"""Models by their Hugging Face architecture name: register, retrieve, and check that a target and a draft can work together.
+"""Models by their Hugging Face architecture name: register and retrieve.
 
 A family adds one entry in its `arch.py`. Other packages add theirs through the entry-point group `dspark_jax.architectures`: the entry point's name
 is the architecture name, its object a `SupportedArchitecture`.
@@ -14,6 +14,7 @@ from importlib.metadata import entry_points
 from typing import Any, Literal
 
 from dspark_jax.architectures.recurrent_state import REASON, has_recurrent_name
+from dspark_jax.speculators_common.detect import refused_title
 from dspark_jax.speculators_common.errors import CheckpointError, DSparkError
 from dspark_jax.speculators_common.weight_adapters import Recipe
 
@@ -94,6 +95,9 @@ def unknown_name_message(name: str) -> str:
     known = known_names()
     if has_recurrent_name(name):
         return f"unsupported architecture {name!r}: {REASON}; known: {', '.join(known)}"
+    title = refused_title(name)
+    if title is not None:
+        return f"unsupported architecture {name!r}: {title} drafts are not supported; known: {', '.join(known)}"
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f" (did you mean {near[0]}?)" if near else ""
     return f"unknown architecture {name!r}{hint}; known: {', '.join(known)}"

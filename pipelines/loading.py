@@ -50,7 +50,10 @@ def parse_checkpoint(checkpoint: Checkpoint, kind: str, overrides: DraftOverride
     """Registry entry and parsed config; `kind` is what the checkpoint must be, `target` or `draft`."""
     if kind == "target":
         refuse_recurrent_state(checkpoint.config, checkpoint.config_file)
-    entry = retrieve(checkpoint.architecture)
+    try:
+        entry = retrieve(checkpoint.architecture)
+    except CheckpointError as error:
+        raise CheckpointError(f"{checkpoint.config_file}: architectures: {error}") from None
     if entry.kind != kind:
         raise CheckpointError(f"{checkpoint.config_file}: architectures: found {checkpoint.architecture!r}, a {entry.kind}, allowed a {kind}")
     return entry, entry.parse_config(checkpoint.config, checkpoint.config_file, overrides)

@@ -83,11 +83,15 @@ def _speculators_family(fields: Fields, architecture: str) -> DraftFamily:
     return _SPECULATORS_FAMILIES[kind]
 
 
+def refused_title(architecture: str) -> str | None:
+    """What kind of draft this name belongs to, if it is one that is known and not supported."""
+    return next((title for marker, title in _REFUSED_MARKERS.items() if marker.lower() in architecture.lower()), None)
+
+
 def _refuse_by_name(fields: Fields, architecture: str) -> None:
-    known = ", ".join(_KNOWN_ARCHITECTURES)
-    for marker, title in _REFUSED_MARKERS.items():
-        if marker.lower() in architecture.lower():
-            raise fields.error("architectures", architecture, f"{known}; {title} drafts are not supported")
+    title = refused_title(architecture)
+    if title is not None:
+        raise fields.error("architectures", architecture, f"{', '.join(_KNOWN_ARCHITECTURES)}; {title} drafts are not supported")
     for place in (fields, fields.section("transformer_layer_config")):
         model_type = place.string("model_type", default="")
         if model_type.startswith("deepseek_v4"):

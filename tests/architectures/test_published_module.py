@@ -186,6 +186,9 @@ class _Lender:
     def lm_head(self, hidden: jax.Array) -> jax.Array:
         return jnp.full((*hidden.shape[:-1], 20), 5.0)
 
+    def compute_logits(self, hidden: jax.Array) -> jax.Array:
+        return self.lm_head(hidden)
+
 
 def test_a_missing_lender_is_named() -> None:
     draft = _draft(tables=DraftTables(embed_tokens="target", lm_head="target"))
