@@ -280,6 +280,8 @@ def _check_load_arguments(draft: Path | str | None, num_speculative_tokens: int 
     """What can be said before any file is read. An argument that would do nothing is an error."""
     if batch_size < 1:
         raise RequestError(f"batch_size: found {batch_size}, allowed 1 or more")
+    if num_speculative_tokens is not None and (not isinstance(num_speculative_tokens, int) or isinstance(num_speculative_tokens, bool)):
+        raise RequestError(f"num_speculative_tokens: found {num_speculative_tokens!r}, allowed an integer")
     of_drafts: Mapping[str, Any] = {"num_speculative_tokens": num_speculative_tokens, **dataclasses.asdict(overrides)}
     for name, value in of_drafts.items():
         if draft is None and value is not None:

@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 from dspark_jax import __version__
 from dspark_jax.speculators_common.errors import DSparkError
@@ -33,6 +33,10 @@ class _Parser(argparse.ArgumentParser):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False, **options})
 
+    def error(self, message: str) -> NoReturn:
+        """One line, as for every other bad input; `--help` has the usage."""
+        self.exit(BAD_INPUT, f"dspark: error: {' '.join(message.splitlines())}\n")
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run `dspark` with `arguments` (those of the process by default); returns the exit status. Wrong arguments raise `SystemExit(2)`."""
@@ -47,6 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         _discard_stdout()
         return BROKEN_PIPE
+    except OSError as error:  # a path that the system refuses: too long, not permitted, a device that is gone
+        print(f"dspark: error: {error.filename or 'input or output'}: {error.strerror or error}", file=sys.stderr)
+        return BAD_INPUT
     except KeyboardInterrupt:
         return INTERRUPTED
 

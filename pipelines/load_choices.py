@@ -66,9 +66,12 @@ def draft_choices(config: DraftConfig, tables: DraftTables) -> tuple[Choice, ...
     """What a draft's files decide or leave open."""
     reasons = {choice.name: choice.reason for choice in config.choices}
     layout = f"{'anchor-first' if config.sample_from_anchor else 'fill-in'}, block of {config.block_size} gives {config.num_drafts} drafts"
-    rotary = f"{config.rope.rotary_dim} of {config.head_dim} elements of a head"
+    turning = 2 * config.rope.rotating_pairs if config.rope.kind == "proportional" else config.rope.rotary_dim
+    rotary = f"{turning} of {config.head_dim} elements of a head"
     known = {"sample_from_anchor": layout, "partial_rotary_factor": rotary}
     flags = {"sample_from_anchor": LAYOUT_FLAG, "partial_rotary_factor": ROTARY_FLAG}
+    if config.style == "compact":  # the format leaves neither open
+        flags = dict.fromkeys(known, "")
     return (
         *(_choice(name, value, reasons.get(name, ""), flags[name]) for name, value in known.items()),
         *(choice for choice in config.choices if choice.name not in known),

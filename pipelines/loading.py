@@ -129,7 +129,7 @@ def with_target_rows(tensors: Mapping[str, TensorSource], config: DraftConfig, t
     if tables.lm_head != "target_rows":
         return tensors
     stored = {name: tensors[name].read() for name in ("d2t", "t2d") if name in tensors}
-    ids = target_id_table(vocab_size=config.vocab_size, draft_vocab_size=config.draft_vocab_size, file=config.source, **stored)
+    ids = target_id_table(vocab_size=config.vocab_size, draft_vocab_size=config.draft_vocab_size, file=Path(config.source).parent, **stored)
     # Multimodal layouts put a prefix before either name.
     heads = [name for table in ("lm_head.weight", "embed_tokens.weight") for name in target.tensors if f".{name}".endswith(f".{table}")]
     if not heads:

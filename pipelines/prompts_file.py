@@ -15,7 +15,7 @@ def read_prompts_file(path: Path | str) -> list[str]:
     """
     file = Path(path)
     try:
-        lines = file.read_text(encoding="utf-8").split("\n")  # not splitlines: prompts may hold other separators
+        lines = file.read_text(encoding="utf-8-sig").split("\n")  # not splitlines: prompts may hold other separators
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise RequestError(f"{file}: cannot be read: {reason}") from error
@@ -30,7 +30,7 @@ def _first_turn(line: str, place: str) -> str:
     allowed = "an object whose turns is a list that begins with a text"
     try:
         entry = json.loads(line)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise RequestError(f"{place}: not valid JSON, allowed {allowed}") from error
     if not isinstance(entry, dict):
         raise RequestError(f"{place}: found a {type(entry).__name__}, allowed {allowed}")

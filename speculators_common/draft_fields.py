@@ -62,6 +62,8 @@ HARMLESS_FIELDS = frozenset(
     }
 )
 
+MAX_BLOCK_SIZE = 256  # published drafts have 5 to 16 slots
+
 
 class Geometry(TypedDict):
     """The `DraftConfig` fields that give the network its sizes."""
@@ -211,7 +213,9 @@ def read_rope(
 
 
 def check_block_size(fields: Fields, block_size: int, sample_from_anchor: bool) -> None:
-    """A fill-in block proposes nothing in slot 0 and so needs a second slot."""
+    """A fill-in block proposes nothing in slot 0 and so needs a second slot; every slot is unrolled when a program is traced."""
+    if block_size > MAX_BLOCK_SIZE:
+        raise fields.error("block_size", block_size, f"an integer <= {MAX_BLOCK_SIZE}")
     if block_size < 2 and not sample_from_anchor:
         raise fields.error(
             "block_size", block_size, "an integer >= 2 for the fill-in layout (sample_from_anchor false), whose slot 0 proposes nothing"

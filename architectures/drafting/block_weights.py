@@ -116,7 +116,7 @@ def _vocab_recipes(config: DraftConfig, names: Collection[str]) -> dict[str, Rec
         table = target_id_table(
             vocab_size=config.vocab_size,
             draft_vocab_size=config.draft_vocab_size,
-            file=config.source,
+            file=Path(config.source).parent,  # where the tensors are
             d2t=stored.get("d2t"),
             t2d=stored.get("t2d"),
         )

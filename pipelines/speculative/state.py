@@ -31,7 +31,7 @@ class RoundState:
     remaining: Int32[Array, "B"]  # tokens that the row may still emit
     finished: Bool[Array, "B"]  # stopped, out of budget, or unused: the row is inert
     stop_ids: Int32[Array, "B n"]  # NO_TOKEN where unused
-    confidence_threshold: Float[Array, "B"]  # 0 = verify every draft
+    confidence_threshold: Float[Array, "B"]  # 0 = as the draft decides: every draft, or by thresholds stored with it
 
     @property
     def num_rows(self) -> int:

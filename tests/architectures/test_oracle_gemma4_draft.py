@@ -16,7 +16,10 @@ from safetensors.numpy import load_file
 from dspark_jax.architectures.drafting.dense_rows import ContextKV
 from dspark_jax.architectures.nn.kv_cache import KVCache, KVPages
 from dspark_jax.architectures.nn.ragged_batch import PADDING_POSITION, RaggedBatch
+from dspark_jax.pipelines.checkpoint import open_checkpoint
 from dspark_jax.pipelines.loading import LoadedTarget, load_draft, load_target
+from dspark_jax.speculators_common.errors import CheckpointError
+from tests.tiny_checkpoints import TinyCheckpoint
 
 VARIANTS = ["keqv_softcap_vanilla", "sepv_nosoftcap_plainconf", "unified_keqv_softcap"]
 ROUNDS = range(4)
@@ -174,3 +177,27 @@ def _context_lines(draft: Any, expected: dict[str, np.ndarray], starts: list[int
     taps = np.concatenate([expected[f"r{index}.context_taps"] for index in ROUNDS])
     lines = [np.concatenate([taps[:start], np.full((len(taps) - start, taps.shape[1]), 7.0, np.float32)]) for start in starts]
     return draft.project_context_kv_rows(draft.project_context(jnp.asarray(np.stack(lines))), jnp.zeros((len(starts),), jnp.int32))
+
+
+@pytest.mark.parametrize(
+    ("variant", "name", "shape", "expected"),
+    [
+        ("keqv_softcap_vanilla", "layers.1.layer_scalar", None, r"tensor layers.1.layer_scalar: missing, expected shape \[1\]"),
+        ("keqv_softcap_vanilla", "layers.0.self_attn.v_proj.weight", (32, 64), "tensor layers.0.self_attn.v_proj.weight: unexpected"),
+        ("keqv_softcap_vanilla", "layers.0.self_attn.v_norm.weight", (32,), "tensor layers.0.self_attn.v_norm.weight: unexpected"),
+        ("sepv_nosoftcap_plainconf", "layers.0.self_attn.v_proj.weight", None, r"v_proj.weight: missing, expected shape \[64, 64\]"),
+        ("sepv_nosoftcap_plainconf", "layers.0.self_attn.q_norm.weight", (16,), r"q_norm.weight: found shape \[16\], expected \[32\]"),
+        ("sepv_nosoftcap_plainconf", "layers.0.mlp.gate_proj.scales", (128, 1), "tensor layers.0.mlp.gate_proj.scales: unexpected"),
+    ],
+)
+def test_tensors_that_do_not_belong_are_refused_by_name(
+    variant: str, name: str, shape: tuple[int, ...] | None, expected: str, data_dir: Path, target: LoadedTarget, tmp_path: Path
+) -> None:
+    folder = data_dir / "B_deepspec_gemma4" / variant
+    tensors = load_file(folder / "model.safetensors")
+    if shape is None:
+        del tensors[name]
+    else:
+        tensors[name] = np.zeros(shape, np.float32)
+    with pytest.raises(CheckpointError, match=expected):
+        load_draft(TinyCheckpoint(config=open_checkpoint(folder).config, tensors=tensors).write(tmp_path), target, jnp.float32)

@@ -190,3 +190,11 @@ def test_help_and_wrong_arguments_do_not_wait_for_jax(arguments: str) -> None:
     )
     finished = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     assert finished.stdout.splitlines()[-1] == "False False"
+
+
+def test_a_path_that_the_system_refuses_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["info", "a" * 5000]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("dspark: error: ")
+    assert error.count("\n") == 1
+    assert "File name too long" in error

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from dspark_jax.pipelines.loading import LoadedDraft, LoadedTarget, load_draft, load_target
 from dspark_jax.pipelines.speculative.engine import Completion, Engine, EngineOptions, Request
-from tests.tiny_families import FAMILIES, VOCAB, tiny_target
+from tests.tiny_families import BLOCK, FAMILIES, VOCAB, tiny_target
 
 NEW_TOKENS = 24
 _RNG = np.random.default_rng(5)
@@ -89,3 +90,65 @@ def test_bfloat16_generates_without_compilation_too(family: str) -> None:
         completions = _completions(engine)
     assert [len(completion.output_ids) for completion in completions] == [NEW_TOKENS] * len(PROMPTS)
     assert not any(completion.non_finite_rounds for completion in completions)
+
+
+@pytest.mark.parametrize(
+    ("target", "draft"),
+    [
+        ("gemma4_text_12b_like", "B_deepspec_gemma4/unified_keqv_softcap"),
+        ("gemma4_text_e2b_like", "H_compact/rnn"),
+        ("gemma3_text", "H_compact/markov_sts"),
+    ],
+)
+def test_gemma_targets_say_the_same_with_a_draft(target: str, draft: str, data_dir: Path) -> None:
+    """Recorded checkpoints of equal sizes: scaled embeddings and soft-capped heads on both sides."""
+    loaded = load_target(data_dir / "E_targets" / target, jnp.float32)
+    module = load_draft(data_dir / draft, loaded, jnp.float32).module
+    options = EngineOptions(max_seq_len=32, batch_size=5, page_size=64, prefill_chunks=(12,), rounds_per_call=8)
+    requests = [Request(prompt_ids=prompt, max_new_tokens=12) for prompt in PROMPTS]
+    plain, speculative = (Engine(loaded.module, other, options).generate(requests) for other in (None, module))
+    assert [completion.output_ids for completion in speculative] == [completion.output_ids for completion in plain]
+    assert all(proposed >= 1 for completion in speculative for proposed, _ in completion.rounds)
+
+
+@pytest.mark.parametrize(("family", "fewest"), [("deepspec gemma4", 0), ("compact", 1), ("compact, thresholds", 1)])
+def test_each_draft_decides_itself_how_short_a_proposal_may_be(family: str, fewest: int) -> None:
+    """At a threshold that no confidence reaches, a compact draft still proposes its first token; the others nothing."""
+    engine = _engine(family, 5, "float32")
+    completions = _completions(engine, confidence_threshold=1.0)
+    assert [completion.output_ids for completion in completions] == _plain()
+    assert {proposed for completion in completions for proposed, _ in completion.rounds} == {fewest}
+
+
+def test_stored_thresholds_cut_proposals_that_no_request_asked_to_cut() -> None:
+    stored, none = (_completions(_engine(family, 5, "float32")) for family in ("compact, thresholds", "compact"))
+    assert {proposed for completion in none for proposed, _ in completion.rounds} == {BLOCK}
+    proposed = {proposed for completion in stored for proposed, _ in completion.rounds}
+    assert 1 in proposed
+    assert len(proposed) > 1
+    with_wish = _completions(_engine("compact, thresholds", 5, "float32"), confidence_threshold=1e-6)
+    assert {proposed for completion in with_wish for proposed, _ in completion.rounds} == {BLOCK}
+
+
+def test_fewer_drafts_than_the_block_gives_can_be_asked_for() -> None:
+    draft = _draft("compact, thresholds", "float32").module
+    options = EngineOptions(num_speculative_tokens=2, max_seq_len=48, batch_size=5, page_size=64, prefill_chunks=(4,), rounds_per_call=8)
+    completions = _completions(Engine(_target("float32").module, draft, options))
+    assert [completion.output_ids for completion in completions] == _plain()
+    assert {proposed for completion in completions for proposed, _ in completion.rounds} == {1, 2}
+
+
+def test_what_was_loaded_is_what_the_files_say() -> None:
+    """Family, layout, tables: one line for each."""
+    found = {name: _draft(name, "float32") for name in FAMILIES}
+    lines = {name: (draft.config.family, draft.config.num_drafts, draft.tables.embed_tokens, draft.tables.lm_head) for name, draft in found.items()}
+    assert lines == {
+        "deepspec gemma4": ("deepspec_gemma4", BLOCK, "own", "own"),
+        "deepspec gemma4, own values, rank 0": ("deepspec_gemma4", BLOCK, "own", "own"),
+        "deepspec dflash": ("deepspec_qwen3", BLOCK, "own", "own"),
+        "z-lab dflash": ("zlab_dflash", BLOCK - 1, "target", "target"),
+        "speculators dflash, pruned": ("speculators_dflash", BLOCK - 1, "target", "own"),
+        "compact": ("compact", BLOCK, "target", "target"),
+        "compact, rnn": ("compact", BLOCK, "target", "target"),
+        "compact, thresholds": ("compact", BLOCK, "target", "target"),
+    }
