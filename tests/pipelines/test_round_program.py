@@ -109,18 +109,9 @@ def test_the_round_does_all_its_work_in_one_executable(compiled: Compiled) -> No
 
 
 def test_the_check_finds_a_cache_that_is_converted_and_one_that_is_not_donated() -> None:
-    """What a naive bfloat16 cache costs on CPU: chained row updates in a loop are computed in float32."""
+    """Controls that every XLA must fail; whether a naive bfloat16 update converts the cache depends on its version."""
     pool = jnp.zeros((NUM_PAGES, 2, PAGE_SIZE, 8), jnp.bfloat16)
-
-    def chained(pool: Any, rows: Any) -> Any:
-        def body(step: Any, pool: Any) -> Any:
-            for slot in range(2):
-                pool = pool.at[jnp.asarray([1]), :, jnp.asarray([slot])].set(rows + step.astype(jnp.bfloat16))
-            return pool
-
-        return jax.lax.fori_loop(0, 3, body, pool)
-
-    converted: Any = jax.jit(chained, donate_argnums=0).lower(pool, jnp.ones((1, 2, 8), jnp.bfloat16)).compile()
+    converted: Any = jax.jit(lambda pool: pool.astype(jnp.float32)).lower(pool).compile()
     assert whole_array_moves(converted.as_text(), {pool.shape}) != []
     kept: Any = jax.jit(lambda pool: pool.at[0].set(jnp.zeros_like(pool[0]))).lower(pool.astype(jnp.float32)).compile()
     assert whole_array_moves(kept.as_text(), {pool.shape}) != []
