@@ -135,5 +135,5 @@ FAMILIES: dict[str, Callable[[Path], Path]] = {
     "speculators dflash, pruned": _checkpoint(speculators_dflash_config(draft_vocab_size=VOCAB // 2), "lm_head.weight", "d2t", d2t=_OFFSETS),
     "compact": _compact(),
     "compact, rnn": _compact(sequence_head="rnn"),
-    "compact, thresholds": _compact(thresholds=SlotThresholds(values=(0.9, 0.55, 0.5, 0.45, 0.4), target=0.5, samples=64)),
+    "compact, thresholds": _compact(thresholds=SlotThresholds(values=(0.9, 0.25, 0.5, 0.45, 0.4), target=0.5, samples=64)),
 }
