@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dspark_jax.speculators_common.draft_config import FINAL, DraftConfig, DraftOverrides, LayerMask, SlotThresholds
+from dspark_jax.speculators_common.draft_fields import MAX_BLOCK_SIZE, MAX_LAYERS
 from dspark_jax.speculators_common.errors import CheckpointError, PairError, field_error
 from dspark_jax.speculators_common.fields import Fields
 from dspark_jax.speculators_common.rope_config import RopeConfig
@@ -251,9 +252,12 @@ def _check_settings(settings: CompactSettings, file: Path | str) -> None:
         "markovRank": settings.markov_rank,
         "ffMult": settings.feed_forward_multiple,
     }
+    bounds = {"gamma": MAX_BLOCK_SIZE, "nLayers": MAX_LAYERS}
     for name, value in positive.items():
         if value < 1:
             raise field_error(file, f"config.{name}", value, "an integer >= 1")
+        if value > bounds.get(name, value):
+            raise field_error(file, f"config.{name}", value, f"an integer <= {bounds[name]}")
     if settings.hidden_size % settings.num_attention_heads:
         raise field_error(file, "config.dDraft", settings.hidden_size, f"a multiple of nHeads {settings.num_attention_heads}")
     taps = settings.tap_layers

@@ -18,6 +18,7 @@ from dspark_jax.speculators_common.draft_config import Choice, DraftConfig, Draf
 from dspark_jax.speculators_common.draft_fields import (
     FULL,
     HARMLESS_FIELDS,
+    MAX_LAYERS,
     ROTARY_FLAG,
     Geometry,
     read_layer_types,
@@ -100,7 +101,7 @@ def _geometry(top: Fields, nested: Fields, *, k_eq_v: bool) -> Geometry:
     return Geometry(
         hidden_size=hidden_size,
         intermediate_size=both.integer("intermediate_size", minimum=1),
-        num_hidden_layers=num_layers.integer("num_hidden_layers", minimum=1),
+        num_hidden_layers=num_layers.integer("num_hidden_layers", minimum=1, maximum=MAX_LAYERS),
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
         head_dim=both.integer("global_head_dim", minimum=1),

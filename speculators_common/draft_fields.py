@@ -63,6 +63,7 @@ HARMLESS_FIELDS = frozenset(
 )
 
 MAX_BLOCK_SIZE = 256  # published drafts have 5 to 16 slots
+MAX_LAYERS = 1024  # published drafts have 1 to 6 layers; a record has an entry for each
 
 
 class Geometry(TypedDict):
@@ -109,7 +110,7 @@ def read_geometry(top: Fields, nested: Fields) -> Geometry:
     return Geometry(
         hidden_size=hidden_size,
         intermediate_size=both.integer("intermediate_size", minimum=1),
-        num_hidden_layers=num_layers.integer("num_hidden_layers", minimum=1),
+        num_hidden_layers=num_layers.integer("num_hidden_layers", minimum=1, maximum=MAX_LAYERS),
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
         head_dim=both.integer("head_dim", minimum=1),

@@ -173,6 +173,8 @@ def test_another_target_is_refused_by_both_values():
         ({"dims": ...}, "dims.hiddenSize: missing"),
         ({"config__dDraft": 30}, "config.dDraft: found 30, allowed a multiple of nHeads 4"),
         ({"config__gamma": 0}, "config.gamma: found 0, allowed an integer >= 1"),
+        ({"config__gamma": 257}, "config.gamma: found 257, allowed an integer <= 256"),
+        ({"config__nLayers": 10**12}, "config.nLayers: found 1000000000000, allowed an integer <= 1024"),
         ({"config__nLayers": 0}, "config.nLayers: found 0, allowed an integer >= 1"),
         ({"config__markovRank": 0}, "config.markovRank: found 0, allowed an integer >= 1"),
         ({"config__tapLayers": []}, "config.tapLayers: found [], allowed a non-empty, strictly increasing list of ids from 0"),

@@ -158,6 +158,7 @@ def test_separate_values_need_the_other_head_count():
     ("changes", "expected"),
     [
         ({"hidden_activation": "silu"}, "hidden_activation: found 'silu', allowed gelu_pytorch_tanh"),
+        ({"num_hidden_layers": 10**12}, "num_hidden_layers: found 1000000000000, allowed an integer >= 1 and <= 1024"),
         ({"tie_word_embeddings": True}, "tie_word_embeddings: found True, allowed false"),
         ({"enable_moe_block": True}, "enable_moe_block: found True, allowed false"),
         ({"hidden_size_per_layer_input": 256}, "hidden_size_per_layer_input: found 256, allowed 0"),

@@ -163,6 +163,7 @@ def test_the_layout_can_be_stated_by_the_user():
         ({"dflash_config__final_logit_softcapping": -1.0}, "final_logit_softcapping: found -1.0, allowed a finite number > 0"),
         ({"layer_types": ["sliding_attention", "full_attention"]}, "sliding_window: found None, allowed an integer >= 1"),
         ({"layer_types": ["sliding_attention"] * 2, "sliding_window": 0}, "sliding_window: found 0, allowed an integer >= 1"),
+        ({"num_hidden_layers": 10**12}, "num_hidden_layers: found 1000000000000, allowed an integer >= 1 and <= 1024"),
         ({"hidden_act": "gelu"}, "hidden_act: found 'gelu', allowed silu"),
         ({"head_dim": ...}, "head_dim: missing, allowed an integer >= 1"),
         ({"quantization_config": {"bits": 4}}, "quantization_config: found {'bits': 4}, allowed no such field"),
