@@ -11,6 +11,7 @@ import numpy as np
 from flax import nnx
 
 from dspark_jax.speculators_common.errors import DSparkError
+from dspark_jax.speculators_common.matmul import OutputMajorKernel
 from dspark_jax.speculators_common.weight_adapters import Recipe, TensorSource, check_tensors
 
 Module = TypeVar("Module", bound=nnx.Module)
@@ -36,6 +37,8 @@ def load_module(
     for path, recipe in used.items():
         variable = flat[wanted[path]]
         host = recipe.assemble([tensors[name].read() for name in recipe.tensors])
+        if isinstance(variable, OutputMajorKernel):
+            host = host.T
         loaded[wanted[path]] = variable.replace(_on_device(host, variable.get_value(), file, path))
     return nnx.merge(graphdef, nnx.from_flat_state(loaded))
 

@@ -13,7 +13,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int32
 
 from dspark_jax.speculators_common.draft_config import DraftConfig
-from dspark_jax.speculators_common.matmul import matmul
+from dspark_jax.speculators_common.matmul import kernel_parameter, linear, matmul
 from dspark_jax.speculators_common.storage import decode_rows, encode_rows, row_storage_dtype
 
 State = Float[Array, "B r"]
@@ -123,14 +123,14 @@ class TanhMarkovHead(MarkovHead):
 
 
 class _Joint(nnx.Module):
-    """Linear with bias, kernel `[in, out]`, float32 result."""
+    """Linear with bias, float32 result."""
 
     def __init__(self, in_features: int, out_features: int, *, dtype: DTypeLike, rngs: nnx.Rngs) -> None:
-        self.kernel = nnx.Param(0.02 * jax.random.normal(rngs.params(), (in_features, out_features), dtype))
+        self.kernel = kernel_parameter(0.02 * jax.random.normal(rngs.params(), (in_features, out_features), dtype))
         self.bias = nnx.Param(jnp.zeros((out_features,), jnp.float32))
 
     def __call__(self, x: Float[Array, "B in"]) -> Float[Array, "B out"]:
-        return matmul(x, self.kernel[...]) + self.bias[...][None, :]
+        return linear(x, self.kernel) + self.bias[...][None, :]
 
 
 _HEADS: dict[str, type[MarkovHead]] = {"vanilla": MarkovHead, "gated": GatedMarkovHead, "rnn": RNNMarkovHead, "tanh_rnn": TanhMarkovHead}

@@ -17,6 +17,7 @@ import numpy as np
 from flax import nnx
 
 from dspark_jax.architectures.nn.kv_cache import KVPages
+from dspark_jax.architectures.protocols import Draft, Target
 from dspark_jax.pipelines.speculative.state import NO_TOKEN, PromptChunk, RoundOutput, RoundState, empty_state
 from dspark_jax.pipelines.speculative.step import StepConfig, speculative_step
 
@@ -127,3 +128,15 @@ def emitted(outputs: Sequence[RoundOutput], row: int = 0) -> list[int]:
 def accepted(outputs: Sequence[RoundOutput], row: int = 0) -> list[int]:
     """Accepted drafts of every round of `row`."""
     return [int(output.accepted[row]) for output in outputs if output.is_round[row]]
+
+
+def one_row_state(target: Target, draft: Draft | None, num_pages: int, page_size: int, pages_per_row: int) -> RoundState:
+    """An empty state of one row for the programs of a pair, or of a target alone."""
+    return empty_state(
+        KVPages.zeros(target.kv_params(page_size), num_pages),
+        None if draft is None else KVPages.zeros(draft.kv_params(page_size), num_pages),
+        num_rows=1,
+        pages_per_row=pages_per_row,
+        num_drafts=0 if draft is None else draft.config.num_drafts,
+        num_stop_ids=2,
+    )

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from dspark_jax.architectures.dspark_compact.model import CompactDraft
 from dspark_jax.speculators_common.compact_format import tensor_shapes
 from dspark_jax.speculators_common.draft_config import DraftConfig
+from dspark_jax.speculators_common.matmul import kernel_values
 from dspark_jax.speculators_common.storage import decode_rows
 from dspark_jax.speculators_common.weight_adapters import Recipe
 
@@ -64,6 +65,6 @@ def tensors_of(draft: CompactDraft) -> dict[str, Float[np.ndarray, "..."]]:
     flat = {".".join(str(key) for key in path): variable for path, variable in nnx.to_flat_state(nnx.state(draft))}
     tensors = {}
     for name, shape in tensor_shapes(draft.config).items():
-        values = decode_rows(flat[parameter_path(name)][...])
+        values = decode_rows(kernel_values(flat[parameter_path(name)]))
         tensors[name] = np.asarray(values).astype(np.float32).reshape(shape)
     return tensors

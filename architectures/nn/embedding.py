@@ -8,7 +8,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int32
 
-from dspark_jax.speculators_common.matmul import matmul
+from dspark_jax.speculators_common.matmul import kernel_parameter, linear
 from dspark_jax.speculators_common.storage import decode_rows, encode_rows, row_storage_dtype, runs_on_cpu
 
 
@@ -24,16 +24,13 @@ class TokenTable(nnx.Module):
 
 
 class Head(nnx.Module):
-    """`hidden -> logits`, float32; kernel `[H, V]`, the transpose of what checkpoints store.
-
-    The other orientation makes XLA:CPU transpose the whole kernel at the entry of a program, every call.
-    """
+    """`hidden -> logits`, float32; the kernel is what `kernel_parameter` makes of `[H, V]` values."""
 
     def __init__(self, vocab_size: int, hidden_size: int, *, dtype: DTypeLike, rngs: nnx.Rngs) -> None:
-        self.kernel = nnx.Param(0.02 * jax.random.normal(rngs.params(), (hidden_size, vocab_size), dtype))
+        self.kernel = kernel_parameter(0.02 * jax.random.normal(rngs.params(), (hidden_size, vocab_size), dtype))
 
     def __call__(self, hidden: Float[Array, "*axes H"]) -> Float[Array, "*axes V"]:
-        return matmul(hidden, self.kernel[...])
+        return linear(hidden, self.kernel)
 
 
 def tied_logits(hidden: Float[Array, "*axes H"], rows: Float[Array, "V H"]) -> Float[Array, "*axes V"]:

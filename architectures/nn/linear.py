@@ -8,14 +8,14 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from dspark_jax.speculators_common.matmul import matmul
+from dspark_jax.speculators_common.matmul import kernel_parameter, linear
 
 
 class Linear(nnx.Module):
-    """`x @ kernel (+ bias)` in the dtype of `x`; kernel `[in, out]`, the transpose of what checkpoints store."""
+    """`x @ kernel (+ bias)` in the dtype of `x`; the kernel is what `kernel_parameter` makes of `[in, out]` values."""
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool = False, dtype: DTypeLike, rngs: nnx.Rngs) -> None:
-        self.kernel = nnx.Param(0.02 * jax.random.normal(rngs.params(), (in_features, out_features), dtype))
+        self.kernel = kernel_parameter(0.02 * jax.random.normal(rngs.params(), (in_features, out_features), dtype))
         self.bias = nnx.Param(jnp.zeros((out_features,), jnp.float32)) if bias else None
 
     def __call__(self, x: Float[Array, "*axes in"]) -> Float[Array, "*axes out"]:
@@ -23,5 +23,5 @@ class Linear(nnx.Module):
 
     def wide(self, x: Float[Array, "*axes in"]) -> Float[Array, "*axes out"]:
         """The same in float32."""
-        out = matmul(x, self.kernel[...])
+        out = linear(x, self.kernel)
         return out if self.bias is None else out + jnp.expand_dims(self.bias[...], tuple(range(x.ndim - 1)))

@@ -18,7 +18,8 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int32
 
-from dspark_jax.architectures.nn.linear import Linear, matmul
+from dspark_jax.architectures.nn.linear import Linear
+from dspark_jax.speculators_common.matmul import matmul
 from dspark_jax.speculators_common.storage import decode_rows, encode_rows, row_storage_dtype
 
 

@@ -9,6 +9,7 @@ import pytest
 from flax import nnx
 
 from dspark_jax.architectures.qwen3_moe.experts import ExpertsMLP
+from dspark_jax.speculators_common.matmul import kernel_values
 
 HIDDEN, WIDTH, EXPERTS, PICKED, TOKENS = 12, 10, 6, 2, 7
 
@@ -28,7 +29,7 @@ def tokens(count: int = TOKENS, dtype=jnp.float32) -> jax.Array:
 
 def by_hand(experts: ExpertsMLP, x: jax.Array, normalised: bool) -> np.ndarray:
     rows = np.asarray(x, np.float64)
-    scores = rows @ np.asarray(experts.router.kernel[...], np.float64)
+    scores = rows @ np.asarray(kernel_values(experts.router.kernel), np.float64)
     probabilities = np.exp(scores) / np.exp(scores).sum(axis=-1, keepdims=True)
     gate_up, down = (np.asarray(kernel[...], np.float64) for kernel in (experts.gate_up, experts.down))
     out = np.zeros_like(rows)

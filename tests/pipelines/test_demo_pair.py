@@ -1,4 +1,4 @@
-"""The demo pair against its recorded float32 reference: same text as plain decoding, same acceptance in every round."""
+"""The demo pair: the recorded float32 reference and plain decoding give the same text and acceptance; what a user runs is compiled well."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import pytest
 
-from dspark_jax.pipelines.loading import load_draft, load_target
+from dspark_jax.pipelines.loading import LoadedTarget, load_draft, load_target
 from dspark_jax.pipelines.speculative.engine import Completion, Engine, EngineOptions, Request
+from dspark_jax.pipelines.speculative.programs import Programs
+from tests.hlo_text import whole_array_moves
+from tests.rounds import one_row_state
 
 pytest.importorskip("gguf", reason="the demo target is a GGUF file")
 pytestmark = pytest.mark.smollm2
@@ -20,16 +24,25 @@ RECORD: dict[str, Any] = json.loads((DRAFT / "expected.json").read_text())
 NEW_TOKENS = RECORD["max_new_tokens"]
 
 
+# The recorded loop runs while the anchor is below prompt + budget: one token more than ours.
+REQUESTS = [
+    Request(prompt_ids=tuple(sample["prompt_ids"]), max_new_tokens=NEW_TOKENS + 1, stop_ids=(RECORD["stop_token"],)) for sample in RECORD["samples"]
+]
+
+
 @pytest.fixture(scope="module")
-def completions() -> list[Completion]:
-    target = load_target("smollm2", jnp.float32)
-    engine = Engine(target.module, load_draft(DRAFT, target, jnp.float32).module, EngineOptions(max_seq_len=256))
-    # The recorded loop runs while the anchor is below prompt + budget: one token more than ours.
-    requests = [
-        Request(prompt_ids=tuple(sample["prompt_ids"]), max_new_tokens=NEW_TOKENS + 1, stop_ids=(RECORD["stop_token"],))
-        for sample in RECORD["samples"]
-    ]
-    return engine.generate(requests)
+def target() -> LoadedTarget:
+    return load_target("smollm2", jnp.float32)
+
+
+@pytest.fixture(scope="module")
+def completions(target: LoadedTarget) -> list[Completion]:
+    return Engine(target.module, load_draft(DRAFT, target, jnp.float32).module, EngineOptions(max_seq_len=256)).generate(REQUESTS)
+
+
+@pytest.fixture(scope="module")
+def plain(target: LoadedTarget) -> list[Completion]:
+    return Engine(target.module, None, EngineOptions(max_seq_len=256)).generate(REQUESTS)
 
 
 @pytest.mark.parametrize("index", range(len(RECORD["samples"])))
@@ -40,3 +53,23 @@ def test_text_and_accepted_lengths_are_the_recorded_ones(completions: list[Compl
     if sum(lengths) != completion.committed:  # the last round ended in an accepted stop token
         lengths[-1] -= 1
     assert lengths == sample["accepted_lengths"]
+
+
+@pytest.mark.parametrize("index", range(len(RECORD["samples"])))
+def test_plain_decoding_gives_the_same_ids(completions: list[Completion], plain: list[Completion], index: int) -> None:
+    assert plain[index].output_ids == completions[index].output_ids
+
+
+def test_the_programs_that_a_user_runs_move_no_cache_and_no_table() -> None:
+    """Real sizes and all of XLA's optimisations: it is the large arrays that a compiler likes to bring into another order."""
+    target = load_target("smollm2", jnp.bfloat16)
+    for draft in (load_draft(DRAFT, target, jnp.bfloat16).module, None):
+        drafts = 0 if draft is None else draft.config.num_drafts
+        programs = Programs(target.module, draft, num_speculative_tokens=drafts, page_size=64, max_rounds=4)
+        state = one_row_state(target.module, draft, num_pages=7, page_size=64, pages_per_row=4)
+        caches = jax.tree.leaves((state.target_pages, state.draft_pages))
+        tables = [leaf for leaf in jax.tree.leaves((target.module, draft)) if leaf.ndim == 2]
+        for lowered in (programs.lower_loop(state, num_pages=4), programs.lower_round(state, num_pages=4)):
+            compiled = lowered.compile()
+            assert compiled.memory_analysis().alias_size_in_bytes >= sum(pool.nbytes for pool in caches)
+            assert whole_array_moves(compiled.as_text(), {array.shape for array in (*caches, *tables)}) == []

@@ -11,12 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dspark_jax.architectures.nn.kv_cache import KVPages
 from dspark_jax.pipelines.speculative.engine import Engine, EngineOptions, Request
 from dspark_jax.pipelines.speculative.programs import Programs
-from dspark_jax.pipelines.speculative.state import RoundState, empty_state
+from dspark_jax.pipelines.speculative.state import RoundState
 from tests.hlo_text import Shape, host_calls, instructions, whole_array_moves
 from tests.random_pairs import VOCAB, random_draft, random_prompts, random_target
+from tests.rounds import one_row_state
 from tests.tiny_checkpoints import load_pair
 
 # Sizes that no other array of these programs has.
@@ -53,24 +53,13 @@ def compiled(request: pytest.FixtureRequest) -> Compiled:
     sizes: dict[str, Any] = {"page_size": PAGE_SIZE, "max_rounds": 4}
     programs = Programs(target, draft, num_speculative_tokens=draft.config.num_drafts, **sizes)
     plain = Programs(target, None, num_speculative_tokens=0, **sizes)
-    state, plain_state = _empty(target, draft, programs.num_speculative_tokens), _empty(target, None, 0)
+    state, plain_state = (one_row_state(target, module, NUM_PAGES, PAGE_SIZE, PAGES_PER_ROW) for module in (draft, None))
     lowered = {
         "round": programs.lower_round(state, num_pages=PAGES_PER_ROW),
         "loop": programs.lower_loop(state, num_pages=PAGES_PER_ROW),
         "plain step": plain.lower_round(plain_state, num_pages=PAGES_PER_ROW),
     }
     return Compiled(target, draft, state, plain_state, {kind: one.compile() for kind, one in lowered.items()})
-
-
-def _empty(target: Any, draft: Any, num_drafts: int) -> RoundState:
-    return empty_state(
-        KVPages.zeros(target.kv_params(PAGE_SIZE), NUM_PAGES),
-        None if draft is None else KVPages.zeros(draft.kv_params(PAGE_SIZE), NUM_PAGES),
-        num_rows=1,
-        pages_per_row=PAGES_PER_ROW,
-        num_drafts=num_drafts,
-        num_stop_ids=2,
-    )
 
 
 KINDS = pytest.mark.parametrize("kind", ["round", "loop", "plain step"])
