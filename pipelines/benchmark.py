@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from dspark_jax.pipelines.benchmark_figures import ModeFigures, PageBuckets, ProgramSeconds, Run, SetFigures, compare, mean_seconds, mode_figures
-from dspark_jax.pipelines.benchmark_machine import Machine, Roofline, read_bandwidth, roofline, streamed_weight_bytes, this_machine
+from dspark_jax.pipelines.benchmark_machine import Machine, ReadProbe, Roofline, roofline, streamed_weight_bytes, this_machine
 from dspark_jax.pipelines.benchmark_probes import ProgramProbe, StreamSeconds, stream_seconds
 from dspark_jax.pipelines.compilation import CompileClock
 from dspark_jax.pipelines.loading import LoadedDraft, LoadedTarget
@@ -110,8 +110,6 @@ def run_benchmark(
     starts = [bench.start(index, tell) for index in range(len(bench.engines))]
     for repeat in range(options.repeats):
         bench.decode_all(repeat, tell)
-    tell("read bandwidth")
-    bandwidth = read_bandwidth(options.bandwidth_bytes)
     plain = {prompt_set.name: mode_figures(bench.runs_of(prompt_set.name, 0)) for prompt_set in sets}
     plain[ALL_SETS] = mode_figures(bench.runs_of(ALL_SETS, 0))
     load_seconds = dict(load_seconds or {})
@@ -125,7 +123,7 @@ def run_benchmark(
         plain=plain,
         sets=tuple(bench.compared()),
         rounds=tuple(bench.round_figures()),
-        roofline=roofline(streamed_weight_bytes(target.checkpoint, options.dtype), bandwidth, plain[ALL_SETS].seconds_per_round),
+        roofline=bench.roofline(plain[ALL_SETS].seconds_per_round),
     )
 
 
@@ -151,6 +149,7 @@ class _Bench:
         # Without a draft but with drafts in the state, a round verifies and does not draft.
         self.verifications = [self._probe(self.engines[0], width) for width in (0, *widths)]
         self.streams: dict[int, list[StreamSeconds]] = {index: [] for index in range(1, len(self.engines))}
+        self.memory = ReadProbe(options.bandwidth_bytes)
         self.runs: dict[tuple[str, int, int], list[Run]] = {}  # (set, prompt, engine) -> repeats
 
     def start(self, index: int, tell: Callable[[str], None]) -> EngineStart:
@@ -188,6 +187,7 @@ class _Bench:
             tell(f"repeat {repeat + 1} of {self.options.repeats}: {prompt_set.name}, programs alone")
             for num_pages in sorted(self._pages_used(prompt_set)):
                 for engine in order:
+                    self.memory.measure()
                     self.rounds[engine].measure(num_pages)
                     if engine:
                         self.verifications[engine].measure(num_pages)
@@ -224,6 +224,11 @@ class _Bench:
                 host_seconds=host,
                 host_share=host / wall,
             )
+
+    def roofline(self, step_seconds: float) -> Roofline:
+        """The bound that this run's memory sets to a plain step."""
+        weight_bytes = streamed_weight_bytes(self.target.checkpoint, self.options.dtype)
+        return roofline(weight_bytes, self.memory.bytes_per_second(), self.memory.best_bytes_per_second(), step_seconds)
 
     def runs_of(self, name: str, engine: int) -> list[list[Run]]:
         """The runs by one engine of the prompts of one set, or of all."""

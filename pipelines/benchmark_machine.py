@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import os
 import platform
+import statistics
 from pathlib import Path
 
 import jax
@@ -50,15 +51,22 @@ class Roofline:
     """Plain decoding of one request against the memory: no step is faster than one read of the weights. K/V reads are not counted."""
 
     weight_bytes: int
-    bytes_per_second: float
-    seconds: float  # of one step at that bandwidth
+    bytes_per_second: float  # median over the run, as the step is
+    best_bytes_per_second: float  # of any single read
+    seconds: float  # of one step at the median bandwidth
     reached: float  # that / the measured step
 
 
-def roofline(weight_bytes: int, bytes_per_second: float, step_seconds: float) -> Roofline:
+def roofline(weight_bytes: int, bytes_per_second: float, best_bytes_per_second: float, step_seconds: float) -> Roofline:
     """The bound, and how much of it a step of `step_seconds` reaches."""
     seconds = weight_bytes / bytes_per_second
-    return Roofline(weight_bytes=weight_bytes, bytes_per_second=bytes_per_second, seconds=seconds, reached=seconds / step_seconds)
+    return Roofline(
+        weight_bytes=weight_bytes,
+        bytes_per_second=bytes_per_second,
+        best_bytes_per_second=best_bytes_per_second,
+        seconds=seconds,
+        reached=seconds / step_seconds,
+    )
 
 
 def streamed_weight_bytes(checkpoint: Checkpoint, dtype: DTypeLike) -> int:
@@ -68,21 +76,37 @@ def streamed_weight_bytes(checkpoint: Checkpoint, dtype: DTypeLike) -> int:
     return sum(int(np.prod(source.shape)) for source in read_whole) * jnp.dtype(dtype).itemsize
 
 
-def read_bandwidth(num_bytes: int, repeats: int = 7) -> float:
-    """Bytes per second of reading one float32 array of `num_bytes` once: the best of several reductions and repeats.
+class ReadProbe:
+    """Reads one float32 array once, in several ways, at moments between other measurements.
 
-    256 rows keep every core busy and let each reduce long rows in vector registers; which reduction is fastest differs by platform.
+    A step is judged by its median over a run, so the memory is, too: its best moment would be another machine's. 256 rows keep every core busy and
+    let each reduction take long rows in vector registers; which reduction is fastest differs by platform.
     """
-    array = jnp.ones((256, num_bytes // 4 // 256), jnp.float32)
-    reductions = [
-        jax.jit(lambda x: jnp.sum(x, axis=1)),
-        jax.jit(lambda x: jnp.max(x, axis=1)),
-        jax.jit(lambda x: x @ jnp.ones((x.shape[1],), x.dtype)),
-    ]
-    calls = [functools.partial(reduction, array) for reduction in reductions]
-    jax.block_until_ready([call() for call in calls])
-    best = min(seconds_of(call) for _ in range(repeats) for call in calls)
-    return float(array.nbytes / best)
+
+    def __init__(self, num_bytes: int) -> None:
+        array = jnp.ones((256, num_bytes // 4 // 256), jnp.float32)
+        reductions = [
+            jax.jit(lambda x: jnp.sum(x, axis=1)),
+            jax.jit(lambda x: jnp.max(x, axis=1)),
+            jax.jit(lambda x: x @ jnp.ones((x.shape[1],), x.dtype)),
+        ]
+        self._num_bytes = array.nbytes
+        self._calls = [functools.partial(reduction, array) for reduction in reductions]
+        self._seconds: list[list[float]] = [[] for _ in reductions]
+        jax.block_until_ready([call() for call in self._calls])
+
+    def measure(self) -> None:
+        """Time every reduction once more."""
+        for call, seconds in zip(self._calls, self._seconds, strict=True):
+            seconds.append(seconds_of(call))
+
+    def bytes_per_second(self) -> float:
+        """Median bandwidth of the fastest reduction."""
+        return self._num_bytes / min(statistics.median(seconds) for seconds in self._seconds)
+
+    def best_bytes_per_second(self) -> float:
+        """Bandwidth of the fastest single read."""
+        return self._num_bytes / min(min(seconds) for seconds in self._seconds)
 
 
 def _processor() -> str:

@@ -129,9 +129,10 @@ def _round_line(figures: RoundFigures) -> str:
 
 def _roofline_line(benchmark: Benchmark) -> str:
     roofline, plain = benchmark.roofline, benchmark.plain[ALL_SETS]
+    bandwidth = f"{roofline.bytes_per_second / 1e9:.1f} GB/s (median; best {roofline.best_bytes_per_second / 1e9:.1f})"
     return (
-        f"plain step {_ms(plain.seconds_per_round)}; roofline {roofline.weight_bytes / 1e6:.0f} MB / {roofline.bytes_per_second / 1e9:.1f} GB/s = "
-        f"{_ms(roofline.seconds)}: {roofline.reached:.0%} reached"
+        f"plain step {_ms(plain.seconds_per_round)}; roofline {roofline.weight_bytes / 1e6:.0f} MB / {bandwidth} = {_ms(roofline.seconds)}: "
+        f"{roofline.reached:.0%} reached"
     )
 
 

@@ -145,7 +145,7 @@ def test_a_prompt_without_rounds_adds_nothing() -> None:
 
 
 def test_the_roofline_is_one_read_of_the_weights() -> None:
-    figures = roofline(300, 1000.0, 0.5)
+    figures = roofline(300, 1000.0, 1200.0, 0.5)
     assert figures.seconds == pytest.approx(0.3)
     assert figures.reached == pytest.approx(0.6)
 
