@@ -7,7 +7,8 @@ pages plus the block's own keys, which are never written). Scores and softmax ar
 
 from __future__ import annotations
 
-import jax
+import functools
+
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
@@ -19,6 +20,7 @@ from dspark_jax.speculators_common.draft_config import LayerMask, WindowOrigin
 BACKEND = "xla"
 # Finite, so that a query that sees nothing (an inert token) gives a finite, meaningless row instead of NaN.
 _HIDDEN = -1e30
+_ONES_COLUMNS = 8  # one column would be a matrix-vector product, which XLA:CPU sums in an order that depends on the number of rows
 
 
 def paged_attention(
@@ -87,15 +89,28 @@ def _attend(
     kv_heads = parts[0][0].shape[1]
     group = num_heads // kv_heads
     grouped = query.astype(parts[0][0].dtype).transpose(0, 2, 1, 3).reshape(rows, kv_heads, group * length, head_dim)
-    scores = [_masked_scores(grouped, keys, visible, scale) for keys, _, visible in parts]
-    probabilities = jax.nn.softmax(jnp.concatenate(scores, axis=-1) if len(scores) > 1 else scores[0], axis=-1)
+    weights = _unscaled_softmax([_masked_scores(grouped, keys, visible, scale) for keys, _, visible in parts])
     out = jnp.zeros(grouped.shape, jnp.float32)
-    start = 0
-    for _, values, _ in parts:
-        share = probabilities[..., start : start + values.shape[2]].astype(values.dtype)
+    total = jnp.zeros((*grouped.shape[:-1], 1), jnp.float32)
+    for (_, values, _), share in zip(parts, weights, strict=True):
+        share = share.astype(values.dtype)
+        ones = jnp.ones((share.shape[-1], _ONES_COLUMNS), share.dtype)
         out = out + jnp.einsum("bkqs,bksh->bkqh", share, values, preferred_element_type=jnp.float32)
-        start += values.shape[2]
-    return out.astype(query.dtype).reshape(rows, num_heads, length, head_dim).transpose(0, 2, 1, 3)
+        total = total + jnp.einsum("bkqs,so->bkqo", share, ones, preferred_element_type=jnp.float32)[..., :1]
+    return (out / total).astype(query.dtype).reshape(rows, num_heads, length, head_dim).transpose(0, 2, 1, 3)
+
+
+def _unscaled_softmax(scores: list[Float[Array, "B K GL _"]]) -> list[Float[Array, "B K GL _"]]:
+    """`exp(score - largest score of all sets)`.
+
+    How many rows a step has must not change what any of them becomes: in bfloat16 the last bit decides which way a value is rounded, and plain and
+    speculative decoding would part at near-ties. XLA:CPU chooses another exponential and another order of summation for a large array that is
+    reduced. So the maximum, which is exact in any order, is kept apart from the exponential by a choice that always comes out the same, and the
+    weights are summed by a matrix product, whose rows do not depend on each other.
+    """
+    largest = functools.reduce(jnp.maximum, [jnp.max(part, axis=-1, keepdims=True) for part in scores])
+    largest = jnp.where(jnp.isfinite(largest), largest, 0.0)
+    return [jnp.exp(part - largest) for part in scores]
 
 
 def _masked_scores(
