@@ -38,6 +38,6 @@ def _width_share(rotary_dim: int, head_dim: int) -> float:
 
 
 def _pair_share(pairs: int, head_dim: int) -> float:
-    """A share of `head_dim` whose half readers round down to `pairs`. It is never zero, which no reader allows: less than two elements are no pair."""
+    """A share of `head_dim` whose half readers round down to `pairs`. Never zero, which no reader allows: less than two elements are no pair."""
     share = 2 * pairs / head_dim if pairs else 1 / head_dim
     return share if int(share * head_dim // 2) == pairs else math.nextafter(share, 1.0)

@@ -24,7 +24,7 @@ from dspark_jax.speculators_common.zlab_format import from_zlab
 from tests import tiny_families
 
 DATA = Path(__file__).parents[1] / "data"
-DEEPSPEC = sorted((DATA / "A_deepspec_qwen3").iterdir()) + [DATA / "D_loop" / "draft"]
+DEEPSPEC = [*sorted((DATA / "A_deepspec_qwen3").iterdir()), DATA / "D_loop" / "draft"]
 GEMMA4 = sorted((DATA / "B_deepspec_gemma4").iterdir())
 SPECULATORS = [folder for folder in sorted((DATA / "C_speculators").iterdir()) if folder.name != "verifier"] + [
     DATA / "speculators_gemma4_31b",
