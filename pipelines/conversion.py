@@ -38,13 +38,20 @@ class DraftFormat:
     families: Collection[str]
     write: Callable[..., dict[str, Any]]
     always_stores_tables: bool
+    names_target: bool
 
 
 FORMATS: Mapping[str, DraftFormat] = {
     "speculators": DraftFormat(
-        title="speculators", families=("speculators_dspark", "speculators_dflash"), write=to_speculators, always_stores_tables=False
+        title="speculators",
+        families=("speculators_dspark", "speculators_dflash"),
+        write=to_speculators,
+        always_stores_tables=False,
+        names_target=True,
     ),
-    "deepspec": DraftFormat(title="DeepSpec", families=("deepspec_qwen3", "deepspec_gemma4"), write=to_deepspec, always_stores_tables=True),
+    "deepspec": DraftFormat(
+        title="DeepSpec", families=("deepspec_qwen3", "deepspec_gemma4"), write=to_deepspec, always_stores_tables=True, names_target=False
+    ),
 }
 
 
@@ -88,6 +95,8 @@ def convert_draft(
     if to not in FORMATS:
         raise RequestError(f"format: found {to!r}, allowed {', '.join(FORMATS)}")
     written = FORMATS[to]
+    if target_name is not None and not written.names_target:
+        raise RequestError(f"target name: found {target_name!r}, allowed none: the {written.title} format has no field for it")
     draft = _open_source(source, written, target, target_name, overrides)
     raw = written.write(draft.config, dtype=_stored_dtype(draft.checkpoint))
     entry = retrieve(raw["architectures"][0])

@@ -153,6 +153,8 @@ def test_a_source_that_cannot_be_loaded_is_refused(data_dir: Path, tmp_path: Pat
 def test_wrong_arguments_are_refused(tmp_path: Path, capsys: Capture) -> None:
     assert "--to" in refused(capsys, tmp_path, "a", tmp_path / "out")
     assert "argument --to: invalid choice: 'gguf'" in refused(capsys, tmp_path, "a", tmp_path / "out", "--to", "gguf")
+    said = refused(capsys, tmp_path, "a", tmp_path / "out", "--to", "deepspec", "--target-name", "org/target")
+    assert said == "target name: found 'org/target', allowed none: the DeepSpec format has no field for it"
     with pytest.raises(DSparkError, match=r"format: found 'gguf', allowed speculators, deepspec"):
         conversion.convert_draft("a", tmp_path / "out", "gguf")
 
