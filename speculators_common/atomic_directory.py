@@ -54,8 +54,10 @@ def _written(final: Path, put: Callable[[Path, Path], None]) -> Iterator[Path]:
     fresh = Path(tempfile.mkdtemp(prefix=f".{final.name}.", suffix=".saving", dir=final.parent))
     try:
         yield fresh
-        fresh.chmod(0o777 & ~_umask())
+        allowed = ~_umask()
+        fresh.chmod(0o777 & allowed)
         for file in fresh.iterdir():
+            file.chmod(0o666 & allowed)  # some libraries write files that their owner alone can read
             _flush(file)
         _flush(fresh)
         put(fresh, final)

@@ -130,6 +130,13 @@ def test_a_new_directory_appears_whole(tmp_path: Path) -> None:
     assert [entry.name for entry in (tmp_path / "deep").iterdir()] == ["draft"]
 
 
+def test_whoever_may_read_other_new_files_may_read_these(tmp_path: Path) -> None:
+    (tmp_path / "other").touch()
+    with new_directory(tmp_path / "draft") as fresh:
+        (fresh / "a").touch(mode=0o600)
+    assert (tmp_path / "draft" / "a").stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
 def test_a_new_directory_whose_writing_fails_never_appears(tmp_path: Path) -> None:
     def write_half() -> None:
         with new_directory(tmp_path / "draft") as fresh:
