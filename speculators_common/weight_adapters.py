@@ -57,12 +57,18 @@ def transposed(name: str, shape: tuple[int, int]) -> Recipe:
 
 def stacked_columns(shapes: Mapping[str, tuple[int, int]]) -> Recipe:
     """Several Linears of one input, stored `[out, in]`, as one kernel `[in, sum of outs]`."""
-    return Recipe(tensors=dict(shapes), assemble=lambda t: np.concatenate(t, axis=0).T)
+    return Recipe(tensors=dict(shapes), assemble=lambda t: joined_rows(t).T)
 
 
 def joined_biases(shapes: Mapping[str, tuple[int]]) -> Recipe:
     """The biases that belong to `stacked_columns`."""
-    return Recipe(tensors=dict(shapes), assemble=lambda t: np.concatenate(t, axis=0))
+    return Recipe(tensors=dict(shapes), assemble=joined_rows)
+
+
+def joined_rows(tensors: Sequence[np.ndarray]) -> np.ndarray:
+    """Rows of one kernel, one below the other; float32 where their storage types differ, because float16 and bfloat16 have no common one."""
+    types = {tensor.dtype for tensor in tensors}
+    return np.concatenate([tensor if len(types) == 1 else tensor.astype(np.float32) for tensor in tensors], axis=0)
 
 
 def check_tensors(

@@ -9,7 +9,7 @@ import numpy as np
 from dspark_jax.architectures.nn.decoder import DecoderConfig
 from dspark_jax.architectures.nn.decoder_weights import RecipeTable, decoder_recipes, dense_mlp_recipes
 from dspark_jax.architectures.qwen3_moe.config import Qwen3MoeConfig
-from dspark_jax.speculators_common.weight_adapters import Recipe, transposed
+from dspark_jax.speculators_common.weight_adapters import Recipe, joined_rows, transposed
 
 
 def qwen3_moe_recipes(config: Qwen3MoeConfig, names: Collection[str]) -> RecipeTable:
@@ -34,7 +34,7 @@ def _stacked(shapes: dict[str, tuple[int, int]], *, per_expert: int) -> Recipe:
     """Linears `[out, in]`, `per_expert` of them for each expert, as one array `[E, in, sum of outs]`."""
 
     def assemble(tensors: Sequence[np.ndarray]) -> np.ndarray:
-        groups = (tensors[start : start + per_expert] for start in range(0, len(tensors), per_expert))
-        return np.stack([np.concatenate(group, axis=0).T for group in groups])
+        rows = joined_rows(tensors)
+        return rows.reshape(len(tensors) // per_expert, -1, rows.shape[1]).transpose(0, 2, 1)
 
     return Recipe(tensors=shapes, assemble=assemble)
