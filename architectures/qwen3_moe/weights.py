@@ -34,7 +34,7 @@ def _stacked(shapes: dict[str, tuple[int, int]], *, per_expert: int) -> Recipe:
     """Linears `[out, in]`, `per_expert` of them for each expert, as one array `[E, in, sum of outs]`."""
 
     def assemble(tensors: Sequence[np.ndarray]) -> np.ndarray:
-        groups = (tensors[start : start + per_expert] for start in range(0, len(tensors), per_expert))
-        return np.stack([np.concatenate(group, axis=0).T for group in groups])
+        # One copy: rows lie end to end as wanted, only the view is transposed.
+        return np.concatenate(tensors, axis=0).reshape(len(tensors) // per_expert, -1, tensors[0].shape[1]).swapaxes(1, 2)
 
     return Recipe(tensors=shapes, assemble=assemble)
