@@ -83,12 +83,13 @@ def load_and_tell(checkpoint: str, dtype: str) -> None:
     started = time.monotonic()
     target = load_target(checkpoint, dtype)
     arrays = jax.block_until_ready(jax.tree.leaves(nnx.state(target.module)))
-    told = {"started": started, "finished": time.monotonic(), "base": base, "after": memory_of("self")}
+    told: dict[str, Any] = {"started": started, "finished": time.monotonic(), "base": base, "after": memory_of("self")}
+    told["backend"] = jax.default_backend()
     print(json.dumps({**told, "array_bytes": sum(array.nbytes for array in arrays), "file_bytes": target.checkpoint.bytes_on_disk}))
 
 
-def measure(checkpoint: str, dtype: str) -> dict[str, float]:
-    """Load once in a new process and watch its memory from here, where no lock of the loading process delays the samples."""
+def measure(checkpoint: str, dtype: str) -> tuple[dict[str, float], str]:
+    """Load once in a new process and watch its memory from here, where no lock of that process delays the samples; figures, backend."""
     command = [sys.executable, __file__, "--load", checkpoint, "--dtype", dtype]
     samples = []
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -102,7 +103,7 @@ def measure(checkpoint: str, dtype: str) -> dict[str, float]:
     told = json.loads(out)
     peak = max([told["after"]["RssAnon"], *(anonymous for moment, anonymous in samples if told["started"] <= moment <= told["finished"])])
     seconds = told["finished"] - told["started"]
-    return {
+    figures = {
         "seconds": seconds,
         "gigabytes_per_second": told["file_bytes"] / 1e9 / seconds,
         "array_bytes": told["array_bytes"],
@@ -110,6 +111,7 @@ def measure(checkpoint: str, dtype: str) -> dict[str, float]:
         "peak_ratio": (peak - told["base"]["RssAnon"]) / told["array_bytes"],
         "peak_ratio_with_file_pages": (told["after"]["VmHWM"] - told["base"]["VmHWM"]) / told["array_bytes"],
     }
+    return figures, told["backend"]
 
 
 def memory_of(process: str) -> dict[str, int]:
@@ -141,8 +143,8 @@ def main() -> None:
             config = model_config(int(args.gigabytes * 1e9), tied=not args.untied)
             write_checkpoint(Path(folder), config, shard_bytes=int(args.shard_gigabytes * 1e9))
         runs = [measure(checkpoint, args.dtype) for _ in range(args.repeats)]
-    median = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
-    print(f"files {median['file_bytes'] / 1e9:.2f} GB, arrays {median['array_bytes'] / 1e9:.2f} GB, {args.dtype}, {jax.default_backend()}")
+    median = {name: statistics.median(figures[name] for figures, _ in runs) for name in runs[0][0]}
+    print(f"files {median['file_bytes'] / 1e9:.2f} GB, arrays {median['array_bytes'] / 1e9:.2f} GB, {args.dtype}, {runs[0][1]}")
     print(f"load {median['seconds']:.2f} s, {median['gigabytes_per_second']:.2f} GB/s of files")
     print(
         f"peak anonymous memory {median['peak_ratio']:.2f} x the arrays (allowed 2), with mapped files {median['peak_ratio_with_file_pages']:.2f} x"

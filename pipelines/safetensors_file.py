@@ -53,7 +53,7 @@ class SafetensorsTensor:
         try:
             with open(self.file, "rb") as stream:
                 stream.seek(self.offset)
-                count = stream.readinto(array.reshape(-1).view(np.uint8))
+                count = stream.readinto(array.reshape(-1).view(np.uint8).data)
         except OSError as error:
             raise CheckpointError(f"{where}: {error.strerror}") from error
         if count != array.nbytes:
