@@ -19,13 +19,20 @@ Module = TypeVar("Module", bound=nnx.Module)
 def load_module(
     build: Callable[[], Module], recipes: Mapping[str, Recipe], tensors: Mapping[str, TensorSource], *, file: str, ignored: tuple[str, ...] = ()
 ) -> Module:
-    """The module that `build` makes, filled with the checkpoint's tensors.
+    """The module that `build` makes, filled with the checkpoint's tensors; see `fill_module`."""
+    return fill_module(nnx.eval_shape(build), recipes, tensors, file=file, ignored=ignored)
+
+
+def fill_module(
+    module: Module, recipes: Mapping[str, Recipe], tensors: Mapping[str, TensorSource], *, file: str, ignored: tuple[str, ...] = ()
+) -> Module:
+    """A copy of `module`, whose parameters are shapes (`nnx.eval_shape`), filled with the checkpoint's tensors.
 
     Every tensor must be consumed and every parameter filled; names and shapes are checked before a byte of them is read. A parameter stored as
     uint16 bit patterns gets the bits of the bfloat16 rounding (`speculators_common/storage.py`). Parameters are read, converted and put on the device
     one by one: beyond the final arrays no more than two copies of the largest one are alive at a time.
     """
-    graphdef, abstract = nnx.split(nnx.eval_shape(build))
+    graphdef, abstract = nnx.split(module)
     flat = dict(nnx.to_flat_state(abstract))
     wanted = {".".join(str(key) for key in path): path for path in flat}
     used = {path: recipe for path, recipe in recipes.items() if path in wanted}

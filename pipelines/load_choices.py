@@ -14,7 +14,7 @@ from flax import nnx
 from dspark_jax.architectures.drafting.tables import DraftTables
 from dspark_jax.architectures.nn import attention
 from dspark_jax.pipelines.loading import LoadedDraft, LoadedTarget
-from dspark_jax.pipelines.speculative.engine import EngineOptions
+from dspark_jax.pipelines.speculative.request import EngineOptions
 from dspark_jax.speculators_common.draft_config import Choice, DraftConfig
 from dspark_jax.speculators_common.draft_fields import LAYOUT_FLAG, ROTARY_FLAG
 from dspark_jax.speculators_common.errors import RequestError
@@ -34,11 +34,10 @@ class KVPlan:
 
     @classmethod
     def of(cls, target: Any, draft: Any | None, options: EngineOptions) -> KVPlan:
-        """For modules `target` and `draft`. A row needs room for `max_seq_len` tokens and one round beyond them."""
+        """For modules `target` and `draft`, whose parameters may be shapes."""
         drafts = (options.num_speculative_tokens or draft.config.num_drafts) if draft is not None else 0
-        pages_per_row = -(-(options.max_seq_len + drafts + 1) // options.page_size)
         bytes_per_page = sum(module.kv_params(options.page_size).bytes_per_page() for module in (target, draft) if module is not None)
-        return cls(num_rows=options.batch_size, max_seq_len=options.max_seq_len, num_bytes=options.batch_size * pages_per_row * bytes_per_page)
+        return cls(num_rows=options.batch_size, max_seq_len=options.max_seq_len, num_bytes=options.pool_pages(drafts) * bytes_per_page)
 
     def check(self, available: int | None) -> None:
         """Raise a `RequestError` if the caches alone need more than `available` bytes."""
