@@ -76,9 +76,14 @@ def draft_choices(config: DraftConfig, tables: DraftTables) -> tuple[Choice, ...
         *(choice for choice in config.choices if choice.name not in known),
         _choice("taps", ", ".join(map(str, config.taps))),
         _choice("vocabulary", f"{config.num_draft_ids} draft ids of {config.vocab_size} target ids"),
-        _choice("embed_tokens", _TABLE_ORIGINS[tables.embed_tokens]),
-        _choice("lm_head", _TABLE_ORIGINS[tables.lm_head]),
+        *(_table_choice(config, name, origin) for name, origin in (("embed_tokens", tables.embed_tokens), ("lm_head", tables.lm_head))),
     )
+
+
+def _table_choice(config: DraftConfig, name: str, origin: str) -> Choice:
+    """Older exports of the same format hold the tables that newer ones leave to the target; what counts is what the file has."""
+    reason = "" if origin == "own" else "the file has none" if config.stores_tables else "the format stores none"
+    return _choice(name, _TABLE_ORIGINS[origin], reason)
 
 
 def choice_lines(choices: Sequence[Choice]) -> list[str]:

@@ -78,16 +78,19 @@ AnyTarget = PreparedTarget | LoadedTarget
 AnyDraft = PreparedDraft | LoadedDraft
 
 
-def parse_checkpoint(checkpoint: Checkpoint, kind: str, overrides: DraftOverrides | None = None) -> tuple[SupportedArchitecture, Any]:
-    """Registry entry and parsed config; `kind` is what the checkpoint must be, `target` or `draft`."""
-    if kind == "target":
-        refuse_recurrent_state(checkpoint.config, checkpoint.config_file)
+def parse_checkpoint(checkpoint: Checkpoint, kind: str | None, overrides: DraftOverrides | None = None) -> tuple[SupportedArchitecture, Any]:
+    """Registry entry and parsed config; `kind` is what the checkpoint must be, `target` or `draft`, if that matters. `overrides` are for drafts."""
     try:
         entry = retrieve(checkpoint.architecture)
     except CheckpointError as error:
+        if kind != "draft":
+            refuse_recurrent_state(checkpoint.config, checkpoint.config_file)
         raise CheckpointError(f"{checkpoint.config_file}: architectures: {error}") from None
-    if entry.kind != kind:
+    if kind not in (None, entry.kind):
         raise CheckpointError(f"{checkpoint.config_file}: architectures: found {checkpoint.architecture!r}, a {entry.kind}, allowed a {kind}")
+    if entry.kind == "target":
+        refuse_recurrent_state(checkpoint.config, checkpoint.config_file)
+        overrides = None
     return entry, entry.parse_config(checkpoint.config, checkpoint.config_file, overrides)
 
 
