@@ -44,7 +44,7 @@ def _deepspec_qwen3(size: str, *, has_heads: bool) -> dict[str, Any]:
     target = {**network, **fixed, "rope_theta": 1000000, "rope_scaling": None, "sliding_window": None, "use_sliding_window": False}
     block = {"num_hidden_layers": 5, "layer_types": ["full_attention"] * 5, "num_target_layers": layers, "block_size": 7, "num_anchors": 512}
     block |= {"target_layer_ids": taps, "mask_token_id": 151669, "tie_word_embeddings": False, "enable_confidence_head": has_heads}
-    heads_of_draft = {"markov_rank": 0}
+    heads_of_draft: dict[str, Any] = {"markov_rank": 0}
     if has_heads:
         heads_of_draft = {"markov_rank": 256, "markov_head_type": "vanilla", "confidence_head_with_markov": True}
     return {"architectures": ["Qwen3DSparkModel"], "model_type": "qwen3", **target, **block, **heads_of_draft}
