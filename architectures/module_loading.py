@@ -20,12 +20,20 @@ Module = TypeVar("Module", bound=nnx.Module)
 def load_module(
     build: Callable[[], Module], recipes: Mapping[str, Recipe], tensors: Mapping[str, TensorSource], *, file: str, ignored: tuple[str, ...] = ()
 ) -> Module:
-    """The module that `build` makes, filled with the checkpoint's tensors.
+    """The module that `build` makes, filled with the checkpoint's tensors; see `fill_module`."""
+    return fill_module(nnx.eval_shape(build), recipes, tensors, file=file, ignored=ignored)
+
+
+def fill_module(
+    module: Module, recipes: Mapping[str, Recipe], tensors: Mapping[str, TensorSource], *, file: str, ignored: tuple[str, ...] = ()
+) -> Module:
+    """A copy of `module`, whose parameters are shapes (`nnx.eval_shape`), filled with the checkpoint's tensors.
 
     Every tensor must be consumed and every parameter filled; names and shapes are checked before a byte of them is read. A parameter stored as
-    uint16 bit patterns gets the bits of the bfloat16 rounding (`speculators_common/storage.py`).
+    uint16 bit patterns gets the bits of the bfloat16 rounding (`speculators_common/storage.py`). Parameters are read, converted and put on the device
+    one by one: beyond the final arrays no more than two copies of the largest one are alive at a time.
     """
-    graphdef, abstract = nnx.split(nnx.eval_shape(build))
+    graphdef, abstract = nnx.split(module)
     flat = dict(nnx.to_flat_state(abstract))
     wanted = {".".join(str(key) for key in path): path for path in flat}
     used = {path: recipe for path, recipe in recipes.items() if path in wanted}
@@ -34,9 +42,13 @@ def load_module(
         raise DSparkError(f"{file}: parameters without a weight recipe: {', '.join(unfilled)}")
     check_tensors(recipes, tensors, file=file, ignored=ignored)
     loaded = {}
+    held: dict[str, np.ndarray] = {}
     for path, recipe in used.items():
+        if list(held) != list(recipe.tensors):  # a tied head is made from the tensor that the embedding has just been made from
+            held.clear()  # before the next ones are read: one parameter after the other
+            held.update((name, tensors[name].read()) for name in recipe.tensors)
         variable = flat[wanted[path]]
-        host = recipe.assemble([tensors[name].read() for name in recipe.tensors])
+        host = recipe.assemble(list(held.values()))
         if isinstance(variable, OutputMajorKernel):
             host = host.T
         loaded[wanted[path]] = variable.replace(_on_device(host, variable.get_value(), file, path))
@@ -46,6 +58,8 @@ def load_module(
 def _on_device(host: np.ndarray, wanted: jax.ShapeDtypeStruct, file: str, path: str) -> jax.Array:
     if tuple(host.shape) != tuple(wanted.shape):
         raise DSparkError(f"{file}: parameter {path}: assembled shape {list(host.shape)}, expected {list(wanted.shape)}")
-    if wanted.dtype == np.uint16:
-        return jnp.asarray(np.ascontiguousarray(host.astype(jnp.bfloat16)).view(np.uint16))
-    return jnp.asarray(np.ascontiguousarray(host, dtype=wanted.dtype))
+    is_bits = wanted.dtype == np.uint16
+    values = np.asarray(host).astype(jnp.bfloat16 if is_bits else wanted.dtype, copy=False)  # keeps the order of the axes in memory
+    # A transposed view goes in as it is: the runtime transposes several times faster than numpy, and into the final array.
+    # Waiting keeps one copy in flight at a time.
+    return jax.block_until_ready(jax.device_put(values.view(np.uint16) if is_bits else values))

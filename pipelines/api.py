@@ -11,70 +11,37 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from dspark_jax.pipelines.checkpoint import open_checkpoint, open_target
 from dspark_jax.pipelines.compilation import CompileClock
+from dspark_jax.pipelines.generation_result import GenerationResult, OnPiece, Output, Round, StreamPiece
 from dspark_jax.pipelines.load_choices import KVPlan, device_memory, in_bytes, load_choices
-from dspark_jax.pipelines.loading import LoadedDraft, LoadedTarget, check_against, load_draft, load_target, parse_checkpoint
-from dspark_jax.pipelines.prompts import Prompt, as_prompts, encode_prompt
-from dspark_jax.pipelines.speculative.engine import Completion, Engine, EngineOptions, Request
-from dspark_jax.pipelines.stream_decoder import StreamDecoder
+from dspark_jax.pipelines.loading import (
+    LoadedDraft,
+    LoadedTarget,
+    PreparedDraft,
+    PreparedTarget,
+    prepare_draft,
+    prepare_target,
+    read_draft,
+    read_target,
+)
+from dspark_jax.pipelines.prompts import Prompt
+from dspark_jax.pipelines.requests import check_num_speculative_tokens, checked_requests
+from dspark_jax.pipelines.speculative.engine import Engine
+from dspark_jax.pipelines.speculative.request import EngineOptions, Request, RequestLimits
 from dspark_jax.speculators_common.draft_config import Choice, DraftOverrides
 from dspark_jax.speculators_common.errors import RequestError
+
+__all__ = ["GenerationResult", "OnPiece", "Pipeline", "PreparedPipeline", "Round", "StreamPiece", "load", "prepare"]
 
 DEFAULT_MAX_SEQ_LEN = 2048
 DEFAULT_MAX_NEW_TOKENS = 256
 _DTYPES = ("bfloat16", "float32")  # a draft's states overflow float16
-
-
-class Round(NamedTuple):
-    """One verification: drafts that the target checked, and how many of them it accepted. Plain decoding has rounds of (0, 0)."""
-
-    proposed: int
-    accepted: int
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class GenerationResult:
-    """What came of one prompt. All times but `compile_seconds` are without compilation; rows that decode together share theirs."""
-
-    text: str | None  # without special tokens; None for a model without tokenizer
-    prompt_ids: tuple[int, ...]
-    output_ids: tuple[int, ...]  # the stop token included
-    finish_reason: Literal["stop", "length"]
-    tau: float | None  # mean acceptance length: committed tokens per round, the target's own included; None without a round
-    rounds: tuple[Round, ...]  # the first token comes out of the prompt and belongs to none
-    non_finite_rounds: int  # rounds after which the draft's states had overflowed, so that nothing was proposed
-    first_token_seconds: float  # from admission to the first token
-    decode_seconds: float  # from the first token to the last
-    compile_seconds: float
-
-    @property
-    def seconds(self) -> float:
-        """From admission to the last token."""
-        return self.first_token_seconds + self.decode_seconds
-
-    @property
-    def tokens_per_second(self) -> float | None:
-        """Decoding speed: tokens after the first per second; `None` for a single token."""
-        return (len(self.output_ids) - 1) / self.decode_seconds if len(self.output_ids) > 1 and self.decode_seconds > 0 else None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class StreamPiece:
-    """New output of one prompt. `text` may be empty, while a character is unfinished and for models without tokenizer."""
-
-    index: int  # of the prompt
-    text: str
-    ids: tuple[int, ...]
-
-
-OnPiece = Callable[[StreamPiece], None]
 
 
 def load(
@@ -98,20 +65,92 @@ def load(
 
     Raises `DSparkError` for everything about the files or the arguments that does not fit.
     """
+    prepared = prepare(
+        target,
+        draft,
+        dtype=dtype,
+        num_speculative_tokens=num_speculative_tokens,
+        max_seq_len=max_seq_len,
+        batch_size=batch_size,
+        sample_from_anchor=sample_from_anchor,
+        partial_rotary_factor=partial_rotary_factor,
+    )
+    return prepared.load(announce=announce)
+
+
+def prepare(
+    target: Path | str,
+    draft: Path | str | None = None,
+    *,
+    dtype: DTypeLike = "bfloat16",
+    num_speculative_tokens: int | None = None,
+    max_seq_len: int | None = None,
+    batch_size: int = 1,
+    sample_from_anchor: bool | None = None,
+    partial_rotary_factor: float | None = None,
+) -> PreparedPipeline:
+    """The first half of `load`: everything but the weights, and all that can be wrong with files and arguments. Requests can be checked already."""
     started = time.perf_counter()
     overrides = DraftOverrides(sample_from_anchor=sample_from_anchor, partial_rotary_factor=partial_rotary_factor)
-    _check_load_arguments(draft, num_speculative_tokens, overrides, batch_size)
-    target_config = _checked_configs(target, draft, num_speculative_tokens, overrides)
-    max_seq_len = _max_seq_len(max_seq_len, target_config)
-    loaded_target = load_target(target, _checked_dtype(dtype))
+    _check_arguments(draft, num_speculative_tokens, overrides, batch_size)
+    dtype = _checked_dtype(dtype)
+    prepared_target = prepare_target(target, dtype)
+    max_seq_len = _max_seq_len(max_seq_len, prepared_target.config)
+    prepared_draft = None if draft is None else prepare_draft(draft, prepared_target, dtype, overrides)
+    if prepared_draft is not None and num_speculative_tokens is not None:
+        check_num_speculative_tokens(num_speculative_tokens, prepared_draft.config)
     options = EngineOptions(
         num_speculative_tokens=num_speculative_tokens,
         max_seq_len=max_seq_len,
         batch_size=batch_size,
-        max_stop_ids=max(8, len(loaded_target.stop_ids)),
+        max_stop_ids=max(8, len(prepared_target.stop_ids)),
     )
-    loaded_draft = None if draft is None else load_draft(draft, loaded_target, _checked_dtype(dtype), overrides)
-    return Pipeline(loaded_target, loaded_draft, options, started=started, announce=announce)
+    plan = KVPlan.of(prepared_target.abstract, None if prepared_draft is None else prepared_draft.abstract, options)
+    plan.check(device_memory())
+    return PreparedPipeline(target=prepared_target, draft=prepared_draft, options=options, started=started)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PreparedPipeline:
+    """A pair whose files and sizes were checked and whose weights are not read yet. Made by `prepare`."""
+
+    target: PreparedTarget
+    draft: PreparedDraft | None
+    options: EngineOptions
+    started: float
+
+    def requests(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS,
+        confidence_threshold: float = 0.0,
+        stop_ids: Sequence[int] | None = None,
+        raw: bool = False,
+        system: str | None = None,
+        names: Sequence[str] | None = None,
+    ) -> list[Request]:
+        """The same as `Pipeline.requests` of the loaded pipeline."""
+        draft = None if self.draft is None else self.draft.config
+        num_drafts = 0 if draft is None else self.options.num_speculative_tokens or draft.num_drafts
+        return checked_requests(
+            prompts,
+            target=self.target,
+            draft=draft,
+            limits=RequestLimits.of(self.options, vocab_size=int(self.target.config.vocab_size), num_drafts=num_drafts),
+            max_new_tokens=max_new_tokens,
+            confidence_threshold=confidence_threshold,
+            stop_ids=stop_ids,
+            raw=raw,
+            system=system,
+            names=names,
+        )
+
+    def load(self, *, announce: Callable[[tuple[Choice, ...]], None] | None = None) -> Pipeline:
+        """Read the weights and allocate the caches; `announce` gets what was decided before the latter."""
+        target = read_target(self.target)
+        draft = None if self.draft is None else read_draft(self.draft)
+        return Pipeline(target, draft, self.options, started=self.started, announce=announce)
 
 
 class Pipeline:
@@ -192,78 +231,26 @@ class Pipeline:
         names: Sequence[str] | None = None,
     ) -> list[Request]:
         """The checked requests that `generate` would run. `names` is what errors call each prompt, `prompts[0]` and so on by default."""
-        self._check_threshold(confidence_threshold)
-        given = as_prompts(prompts)
-        stops = self.target.stop_ids if stop_ids is None else tuple(stop_ids)
-        requests = []
-        for index, prompt in enumerate(given):
-            try:
-                ids = encode_prompt(prompt, self.target.tokenizer, raw=raw, system=system, source=str(self.target.checkpoint.path))
-                request = Request(
-                    prompt_ids=tuple(ids), max_new_tokens=max_new_tokens, stop_ids=stops, confidence_threshold=float(confidence_threshold)
-                )
-                self.engine.check(request)
-            except RequestError as error:
-                if len(given) == 1 and not names:
-                    raise
-                raise RequestError(f"{names[index] if names else f'prompts[{index}]'}: {error}") from error
-            requests.append(request)
-        return requests
+        return checked_requests(
+            prompts,
+            target=self.target,
+            draft=None if self.draft is None else self.draft.config,
+            limits=self.engine.limits,
+            max_new_tokens=max_new_tokens,
+            confidence_threshold=confidence_threshold,
+            stop_ids=stop_ids,
+            raw=raw,
+            system=system,
+            names=names,
+        )
 
     def run(self, requests: Sequence[Request], *, stream: OnPiece | None = None) -> Iterator[tuple[int, GenerationResult]]:
         """Run requests; yields `(index, result)` as they finish."""
-        outputs = [_Output(index, self.target, stream) for index in range(len(requests))]
+        outputs = [Output(index, self.target, stream) for index in range(len(requests))]
         clock = CompileClock()
         with clock.watching():
             for index, completion in self.engine.run(requests, stream=stream is not None, on_tokens=lambda index, ids: outputs[index].add(ids)):
                 yield index, outputs[index].result(completion, clock)
-
-    def _check_threshold(self, confidence_threshold: float) -> None:
-        """A threshold without a head that could be compared with it would do nothing."""
-        if not confidence_threshold:
-            return
-        if self.draft is None:
-            raise RequestError(f"confidence_threshold: found {confidence_threshold}, allowed only with a draft")
-        if not self.draft.config.enable_confidence_head:
-            raise RequestError(
-                f"confidence_threshold: found {confidence_threshold}, allowed 0: {self.draft.config.source} describes a draft without confidence head"
-            )
-
-
-class _Output:
-    """The output of one prompt while it grows: when its tokens came, and their text."""
-
-    def __init__(self, index: int, target: LoadedTarget, on_piece: OnPiece | None) -> None:
-        self._index, self._tokenizer, self._on_piece = index, target.tokenizer, on_piece
-        self._decoder: StreamDecoder | None = target.tokenizer.stream_decoder() if on_piece and target.tokenizer else None
-        self._first = self._last = 0.0
-
-    def add(self, ids: Sequence[int]) -> None:
-        """Tokens that have just reached the host."""
-        self._last = time.perf_counter()
-        self._first = self._first or self._last
-        if self._on_piece is not None and ids:
-            self._on_piece(StreamPiece(index=self._index, text=self._decoder.push(ids) if self._decoder else "", ids=tuple(ids)))
-
-    def result(self, completion: Completion, clock: CompileClock) -> GenerationResult:
-        """The finished output. JAX compiles a program when it is first needed, in the middle of a request; that time is taken out."""
-        if self._on_piece is not None and self._decoder is not None and (rest := self._decoder.finish()):
-            self._on_piece(StreamPiece(index=self._index, text=rest, ids=()))
-        compiled_first = clock.seconds(self._first - completion.prefill_seconds, self._first)
-        compiled_later = clock.seconds(self._first, self._last)
-        assert completion.finish_reason is not None
-        return GenerationResult(
-            text=None if self._tokenizer is None else self._tokenizer.decode(completion.output_ids),
-            prompt_ids=completion.request.prompt_ids,
-            output_ids=tuple(completion.output_ids),
-            finish_reason=completion.finish_reason,
-            tau=completion.tau,
-            rounds=tuple(Round(*pair) for pair in completion.rounds),
-            non_finite_rounds=completion.non_finite_rounds,
-            first_token_seconds=max(completion.prefill_seconds - compiled_first, 0.0),
-            decode_seconds=max(completion.decode_seconds - compiled_later, 0.0),
-            compile_seconds=compiled_first + compiled_later,
-        )
 
 
 def _checked_dtype(dtype: DTypeLike) -> DTypeLike:
@@ -276,7 +263,7 @@ def _checked_dtype(dtype: DTypeLike) -> DTypeLike:
     return jnp.dtype(found)
 
 
-def _check_load_arguments(draft: Path | str | None, num_speculative_tokens: int | None, overrides: DraftOverrides, batch_size: int) -> None:
+def _check_arguments(draft: Path | str | None, num_speculative_tokens: int | None, overrides: DraftOverrides, batch_size: int) -> None:
     """What can be said before any file is read. An argument that would do nothing is an error."""
     if batch_size < 1:
         raise RequestError(f"batch_size: found {batch_size}, allowed 1 or more")
@@ -286,18 +273,6 @@ def _check_load_arguments(draft: Path | str | None, num_speculative_tokens: int 
     for name, value in of_drafts.items():
         if draft is None and value is not None:
             raise RequestError(f"{name}: found {value}, allowed only with a draft")
-
-
-def _checked_configs(target: Path | str, draft: Path | str | None, num_speculative_tokens: int | None, overrides: DraftOverrides) -> Any:
-    """The target's config, after everything that configs and headers can say: a user should not wait for weights to hear of a wrong draft."""
-    target_config = parse_checkpoint(open_target(target), "target")[1]
-    if draft is not None:
-        config = parse_checkpoint(open_checkpoint(draft), "draft", overrides)[1]
-        check_against(config, target_config)
-        if num_speculative_tokens is not None and not 1 <= num_speculative_tokens <= config.num_drafts:
-            reason = f"{config.source}: block of {config.block_size}"
-            raise RequestError(f"num_speculative_tokens: found {num_speculative_tokens}, allowed 1..{config.num_drafts} ({reason})")
-    return target_config
 
 
 def _max_seq_len(asked: int | None, target_config: Any) -> int:

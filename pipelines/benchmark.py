@@ -20,7 +20,8 @@ from dspark_jax.pipelines.benchmark_figures import ModeFigures, PageBuckets, Pro
 from dspark_jax.pipelines.benchmark_machine import Machine, ReadProbe, Roofline, roofline, streamed_weight_bytes, this_machine
 from dspark_jax.pipelines.benchmark_probes import ProgramProbe, StreamSeconds, stream_seconds
 from dspark_jax.pipelines.compilation import CompileClock
-from dspark_jax.pipelines.loading import LoadedDraft, LoadedTarget
+from dspark_jax.pipelines.loading import AnyDraft, AnyTarget, LoadedDraft, LoadedTarget
+from dspark_jax.pipelines.requests import check_num_speculative_tokens, check_threshold
 from dspark_jax.pipelines.speculative.engine import Engine, EngineOptions, Request
 from dspark_jax.speculators_common.errors import RequestError
 
@@ -132,8 +133,7 @@ class _Bench:
 
     def __init__(self, target: LoadedTarget, draft: LoadedDraft | None, sets: Sequence[PromptSet], options: BenchmarkOptions) -> None:
         self.target, self.draft, self.sets, self.options = target, draft, sets, options
-        widths = _checked_widths(draft, options)
-        _check_prompts(target, sets, options)
+        widths = check_benchmark(target, draft, sets, options)
         page_size, headroom = EngineOptions().page_size, max(widths, default=0) + 1
         longest = max(len(ids) for prompt_set in sets for ids in prompt_set.prompts) + options.max_new_tokens
         # A power of two, so that page counts, and with them what attention costs, are those of an engine with room for much more. The headroom is
@@ -307,25 +307,21 @@ def _mode(num_drafts: int) -> str:
     return f"{num_drafts} drafts" if num_drafts else "plain"
 
 
-def _checked_widths(draft: LoadedDraft | None, options: BenchmarkOptions) -> tuple[int, ...]:
-    """The k to measure, each once, in the order given."""
+def check_benchmark(target: AnyTarget, draft: AnyDraft | None, sets: Sequence[PromptSet], options: BenchmarkOptions) -> tuple[int, ...]:
+    """The k to measure, each once, in the order given. Raises `RequestError` for options that the pair or the prompts do not allow."""
+    _check_prompts(target, sets, options)
     asked = tuple(dict.fromkeys(options.num_speculative_tokens))
+    check_threshold(options.confidence_threshold, None if draft is None else draft.config)
     if draft is None:
-        for name, given in (("num_speculative_tokens", bool(asked)), ("confidence_threshold", options.confidence_threshold > 0)):
-            if given:
-                raise RequestError(f"{name}: found a value without a draft, allowed with a draft only")
+        if asked:
+            raise RequestError(f"num_speculative_tokens: found {', '.join(map(str, asked))}, allowed only with a draft")
         return ()
-    if options.confidence_threshold and not draft.config.enable_confidence_head:
-        found = f"{options.confidence_threshold}, allowed 0: {draft.config.source} describes a draft without confidence head"
-        raise RequestError(f"confidence_threshold: found {found}")
-    available = draft.config.num_drafts
     for width in asked:
-        if not 1 <= width <= available:
-            raise RequestError(f"num_speculative_tokens: found {width}, allowed 1..{available} (block of {draft.config.block_size})")
-    return asked or (available,)
+        check_num_speculative_tokens(width, draft.config)
+    return asked or (draft.config.num_drafts,)
 
 
-def _check_prompts(target: LoadedTarget, sets: Sequence[PromptSet], options: BenchmarkOptions) -> None:
+def _check_prompts(target: AnyTarget, sets: Sequence[PromptSet], options: BenchmarkOptions) -> None:
     if options.max_new_tokens < 2:
         raise RequestError(f"max_new_tokens: found {options.max_new_tokens}, allowed 2 or more: the first token belongs to no round")
     if options.repeats < 1:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dspark_jax.pipelines.gguf_file import GGUFHeader
 from dspark_jax.speculators_common.weight_adapters import TensorSource
 
 
@@ -16,7 +17,7 @@ class Checkpoint:
 
     `path` is the directory, or the .gguf file. `config` is the raw Hugging Face config.json (for GGUF: an equivalent one); `config_file` is the
     file that errors about it should name. `tensors` are under their names in the file (for GGUF: the Hugging Face names), `tensor_files` says
-    which file holds each one.
+    which file holds each one. `gguf_header` is that of a .gguf file, which holds the tokenizer too and takes long to parse.
     """
 
     path: Path
@@ -27,3 +28,4 @@ class Checkpoint:
     tensor_files: Mapping[str, str] = dataclasses.field(repr=False)
     architecture: str
     bytes_on_disk: int
+    gguf_header: GGUFHeader | None = dataclasses.field(default=None, repr=False)

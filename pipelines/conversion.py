@@ -16,7 +16,7 @@ from dspark_jax.architectures.drafting.tables import tables_of
 from dspark_jax.architectures.registry import SupportedArchitecture, retrieve
 from dspark_jax.pipelines.checkpoint import Checkpoint, open_checkpoint, open_target
 from dspark_jax.pipelines.draft_equality import check_equal_drafts
-from dspark_jax.pipelines.loading import build_draft, check_against, parse_checkpoint, refuse_side_files, target_table
+from dspark_jax.pipelines.loading import check_against, parse_checkpoint, planned_draft, read_draft, refuse_side_files, target_table
 from dspark_jax.speculators_common.atomic_directory import check_absent, new_directory
 from dspark_jax.speculators_common.deepspec_writer import to_deepspec
 from dspark_jax.speculators_common.draft_config import DraftConfig, DraftOverrides
@@ -172,9 +172,9 @@ def _check(draft: _Source, directory: Path) -> int:
     # In the dtype of the files, where that is bfloat16 throughout; in float32 every stored value is exact as well.
     names = {tensor.dtype for tensor in written.tensors.values() if "float" in tensor.dtype}
     dtype = "bfloat16" if names == {"bfloat16"} else "float32"
-    first = build_draft(draft.checkpoint, draft.entry, draft.config, tables_of(draft.config, completed.keys()), completed, dtype)
-    second = build_draft(written, entry, config, tables_of(config, written.tensors.keys()), written.tensors, dtype)
-    return check_equal_drafts(first, second)
+    first = planned_draft(draft.checkpoint, draft.entry, draft.config, tables_of(draft.config, completed.keys()), completed, dtype)
+    second = planned_draft(written, entry, config, tables_of(config, written.tensors.keys()), written.tensors, dtype)
+    return check_equal_drafts(read_draft(first), read_draft(second))
 
 
 def _stored_dtype(checkpoint: Checkpoint) -> str:

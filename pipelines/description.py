@@ -13,12 +13,12 @@ from typing import Any
 
 from dspark_jax.architectures.drafting.tables import tables_of
 from dspark_jax.architectures.nn import attention
-from dspark_jax.architectures.registry import SupportedArchitecture, retrieve
+from dspark_jax.architectures.registry import SupportedArchitecture
 from dspark_jax.pipelines.checkpoint import Checkpoint, open_target
 from dspark_jax.pipelines.load_choices import choice_lines, draft_choices, in_bytes
 from dspark_jax.pipelines.loading import check_against, parse_checkpoint
 from dspark_jax.pipelines.tokenizer import open_tokenizer, stop_ids
-from dspark_jax.speculators_common.draft_config import Choice, LayerMask
+from dspark_jax.speculators_common.draft_config import Choice, DraftOverrides, LayerMask
 from dspark_jax.speculators_common.rope_config import RopeConfig
 from dspark_jax.speculators_common.weight_adapters import TensorSource, check_tensors
 
@@ -46,13 +46,13 @@ class Description:
         return {field.name: getattr(self.config, field.name) for field in dataclasses.fields(self.config) if field.name not in _ABOUT_THE_FILE}
 
 
-def describe(path: Path | str, *, kind: str | None = None) -> Description:
-    """Describe the checkpoint at `path`; `kind` is what it must be, `target` or `draft`, if that matters.
+def describe(path: Path | str, *, kind: str | None = None, overrides: DraftOverrides | None = None) -> Description:
+    """Describe the checkpoint at `path`; `kind` is what it must be, `target` or `draft`, if that matters. `overrides` speak for a draft's files.
 
     Raises `CheckpointError` for everything that would keep it from being loaded, as far as config and headers show it.
     """
     checkpoint = open_target(path)
-    entry, config = parse_checkpoint(checkpoint, kind or retrieve(checkpoint.architecture).kind)
+    entry, config = parse_checkpoint(checkpoint, kind, overrides)
     recipes = entry.recipes(config, checkpoint.tensors.keys())
     if entry.kind == "draft":
         tables = tables_of(config, checkpoint.tensors.keys())

@@ -101,6 +101,7 @@ def open_gguf(path: Path | str) -> Checkpoint:
         tensor_files=dict.fromkeys(tensors, str(file)),
         architecture=config["architectures"][0],
         bytes_on_disk=header.size,
+        gguf_header=header,
     )
 
 

@@ -14,7 +14,7 @@ from flax import nnx
 from dspark_jax.architectures.drafting.tables import DraftTables
 from dspark_jax.architectures.nn import attention
 from dspark_jax.pipelines.loading import LoadedDraft, LoadedTarget
-from dspark_jax.pipelines.speculative.engine import EngineOptions
+from dspark_jax.pipelines.speculative.request import EngineOptions
 from dspark_jax.speculators_common.draft_config import Choice, DraftConfig
 from dspark_jax.speculators_common.draft_fields import LAYOUT_FLAG, ROTARY_FLAG
 from dspark_jax.speculators_common.errors import RequestError
@@ -34,11 +34,10 @@ class KVPlan:
 
     @classmethod
     def of(cls, target: Any, draft: Any | None, options: EngineOptions) -> KVPlan:
-        """For modules `target` and `draft`. A row needs room for `max_seq_len` tokens and one round beyond them."""
+        """For modules `target` and `draft`, whose parameters may be shapes."""
         drafts = (options.num_speculative_tokens or draft.config.num_drafts) if draft is not None else 0
-        pages_per_row = -(-(options.max_seq_len + drafts + 1) // options.page_size)
         bytes_per_page = sum(module.kv_params(options.page_size).bytes_per_page() for module in (target, draft) if module is not None)
-        return cls(num_rows=options.batch_size, max_seq_len=options.max_seq_len, num_bytes=options.batch_size * pages_per_row * bytes_per_page)
+        return cls(num_rows=options.batch_size, max_seq_len=options.max_seq_len, num_bytes=options.pool_pages(drafts) * bytes_per_page)
 
     def check(self, available: int | None) -> None:
         """Raise a `RequestError` if the caches alone need more than `available` bytes."""
@@ -77,9 +76,14 @@ def draft_choices(config: DraftConfig, tables: DraftTables) -> tuple[Choice, ...
         *(choice for choice in config.choices if choice.name not in known),
         _choice("taps", ", ".join(map(str, config.taps))),
         _choice("vocabulary", f"{config.num_draft_ids} draft ids of {config.vocab_size} target ids"),
-        _choice("embed_tokens", _TABLE_ORIGINS[tables.embed_tokens]),
-        _choice("lm_head", _TABLE_ORIGINS[tables.lm_head]),
+        *(_table_choice(config, name, origin) for name, origin in (("embed_tokens", tables.embed_tokens), ("lm_head", tables.lm_head))),
     )
+
+
+def _table_choice(config: DraftConfig, name: str, origin: str) -> Choice:
+    """Older exports of the same format hold the tables that newer ones leave to the target; what counts is what the file has."""
+    reason = "" if origin == "own" else "the file has none" if config.stores_tables else "the format stores none"
+    return _choice(name, _TABLE_ORIGINS[origin], reason)
 
 
 def choice_lines(choices: Sequence[Choice]) -> list[str]:

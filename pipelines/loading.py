@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from flax import nnx
 from jax.typing import DTypeLike
 
 from dspark_jax.architectures.drafting.tables import DraftTables, tables_of
-from dspark_jax.architectures.module_loading import load_module
+from dspark_jax.architectures.module_loading import fill_module
 from dspark_jax.architectures.recurrent_state import refuse_recurrent_state
 from dspark_jax.architectures.registry import SupportedArchitecture, retrieve
 from dspark_jax.pipelines.checkpoint import Checkpoint, open_checkpoint, open_target
@@ -20,14 +21,41 @@ from dspark_jax.speculators_common.draft_config import DraftConfig, DraftOverrid
 from dspark_jax.speculators_common.errors import CheckpointError, PairError
 from dspark_jax.speculators_common.pair_checks import check_pair
 from dspark_jax.speculators_common.vocab_map import target_id_table
-from dspark_jax.speculators_common.weight_adapters import TensorSource
+from dspark_jax.speculators_common.weight_adapters import TensorSource, check_tensors
 
 _WEIGHT_SUFFIXES = frozenset({".safetensors", ".pt", ".pth", ".bin", ".npy", ".npz"})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class PreparedTarget:
+    """A target of which everything is known but the weights: its files were checked as far as configs, headers and the tokenizer tell.
+
+    `abstract` is its module with shapes in the place of arrays. `tokenizer` is `None` for checkpoints that bring none: such models take and give ids.
+    """
+
+    abstract: Any
+    entry: SupportedArchitecture
+    config: Any
+    checkpoint: Checkpoint
+    tokenizer: Tokenizer | None
+    stop_ids: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PreparedDraft:
+    """The same of a draft, checked against its target. `tensors` are those that its module is filled from, borrowed ones included."""
+
+    abstract: Any
+    entry: SupportedArchitecture
+    config: DraftConfig
+    tables: DraftTables
+    checkpoint: Checkpoint
+    tensors: Mapping[str, TensorSource]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class LoadedTarget:
-    """A target ready to run. `tokenizer` is `None` for checkpoints that bring none: such models take and give ids."""
+    """A target ready to run."""
 
     module: Any
     config: Any
@@ -46,36 +74,44 @@ class LoadedDraft:
     checkpoint: Checkpoint
 
 
-def parse_checkpoint(checkpoint: Checkpoint, kind: str, overrides: DraftOverrides | None = None) -> tuple[SupportedArchitecture, Any]:
-    """Registry entry and parsed config; `kind` is what the checkpoint must be, `target` or `draft`."""
-    if kind == "target":
-        refuse_recurrent_state(checkpoint.config, checkpoint.config_file)
+AnyTarget = PreparedTarget | LoadedTarget
+AnyDraft = PreparedDraft | LoadedDraft
+
+
+def parse_checkpoint(checkpoint: Checkpoint, kind: str | None, overrides: DraftOverrides | None = None) -> tuple[SupportedArchitecture, Any]:
+    """Registry entry and parsed config; `kind` is what the checkpoint must be, `target` or `draft`, if that matters. `overrides` are for drafts."""
     try:
         entry = retrieve(checkpoint.architecture)
     except CheckpointError as error:
+        if kind != "draft":
+            refuse_recurrent_state(checkpoint.config, checkpoint.config_file)
         raise CheckpointError(f"{checkpoint.config_file}: architectures: {error}") from None
-    if entry.kind != kind:
+    if kind not in (None, entry.kind):
         raise CheckpointError(f"{checkpoint.config_file}: architectures: found {checkpoint.architecture!r}, a {entry.kind}, allowed a {kind}")
+    if entry.kind == "target":
+        refuse_recurrent_state(checkpoint.config, checkpoint.config_file)
+        overrides = None
     return entry, entry.parse_config(checkpoint.config, checkpoint.config_file, overrides)
 
 
-def load_target(path: Path | str, dtype: DTypeLike) -> LoadedTarget:
-    """The target at `path` (directory, .gguf file or `smollm2`), its arrays in `dtype`."""
+def prepare_target(path: Path | str, dtype: DTypeLike) -> PreparedTarget:
+    """The target at `path` (directory, .gguf file or `smollm2`) for arrays in `dtype`; no weights are read."""
     checkpoint = open_target(path)
     entry, config = parse_checkpoint(checkpoint, "target")
-    module = load_module(
-        lambda: entry.build(config, dtype=dtype),
-        entry.recipes(config, checkpoint.tensors.keys()),
-        checkpoint.tensors,
-        file=str(checkpoint.path),
-        ignored=tuple(entry.ignored(config)),
-    )
+    check_tensors(entry.recipes(config, checkpoint.tensors.keys()), checkpoint.tensors, file=str(checkpoint.path), ignored=entry.ignored(config))
     tokenizer = open_tokenizer(checkpoint)
-    return LoadedTarget(module=module, config=config, checkpoint=checkpoint, tokenizer=tokenizer, stop_ids=stop_ids(checkpoint, tokenizer))
+    return PreparedTarget(
+        abstract=nnx.eval_shape(lambda: entry.build(config, dtype=dtype)),
+        entry=entry,
+        config=config,
+        checkpoint=checkpoint,
+        tokenizer=tokenizer,
+        stop_ids=stop_ids(checkpoint, tokenizer),
+    )
 
 
-def load_draft(path: Path | str, target: LoadedTarget, dtype: DTypeLike, overrides: DraftOverrides | None = None) -> LoadedDraft:
-    """The draft in directory `path`, checked against `target` before any weight is read."""
+def prepare_draft(path: Path | str, target: AnyTarget, dtype: DTypeLike, overrides: DraftOverrides | None = None) -> PreparedDraft:
+    """The draft in directory `path`, checked against `target`; of its tensors a vocabulary map alone is read, where it picks target rows."""
     checkpoint = open_checkpoint(path)
     entry, config = parse_checkpoint(checkpoint, "draft", overrides)
     check_against(config, target.config)
@@ -84,26 +120,48 @@ def load_draft(path: Path | str, target: LoadedTarget, dtype: DTypeLike, overrid
     tables = tables_of(config, checkpoint.tensors.keys())
     check_borrowed(config, tables, target.config)
     tensors = with_target_rows(checkpoint.tensors, config, tables, target.checkpoint)
-    return build_draft(checkpoint, entry, config, tables, tensors, dtype)
+    return planned_draft(checkpoint, entry, config, tables, tensors, dtype)
 
 
-def build_draft(
+def planned_draft(
     checkpoint: Checkpoint,
     entry: SupportedArchitecture,
     config: DraftConfig,
     tables: DraftTables,
     tensors: Mapping[str, TensorSource],
     dtype: DTypeLike,
-) -> LoadedDraft:
-    """The module of a parsed draft, filled with `tensors`: those of the checkpoint and, under the same names, what `tables` takes from elsewhere."""
-    module = load_module(
-        lambda: entry.build(config, dtype=dtype, tables=tables),
-        entry.recipes(config, tensors.keys()),
-        tensors,
-        file=str(checkpoint.path),
-        ignored=tuple(entry.ignored(config)),
-    )
-    return LoadedDraft(module=module, config=config, tables=tables, checkpoint=checkpoint)
+) -> PreparedDraft:
+    """A parsed draft to be filled with `tensors`: those of the checkpoint and, under the same names, what `tables` takes from elsewhere."""
+    check_tensors(entry.recipes(config, tensors.keys()), tensors, file=str(checkpoint.path), ignored=entry.ignored(config))
+    abstract = nnx.eval_shape(lambda: entry.build(config, dtype=dtype, tables=tables))
+    return PreparedDraft(abstract=abstract, entry=entry, config=config, tables=tables, checkpoint=checkpoint, tensors=tensors)
+
+
+def read_target(target: PreparedTarget) -> LoadedTarget:
+    """The target with its weights."""
+    module = _filled(target, target.checkpoint.tensors)
+    return LoadedTarget(module=module, config=target.config, checkpoint=target.checkpoint, tokenizer=target.tokenizer, stop_ids=target.stop_ids)
+
+
+def read_draft(draft: PreparedDraft) -> LoadedDraft:
+    """The draft with its weights."""
+    return LoadedDraft(module=_filled(draft, draft.tensors), config=draft.config, tables=draft.tables, checkpoint=draft.checkpoint)
+
+
+def load_target(path: Path | str, dtype: DTypeLike) -> LoadedTarget:
+    """The target at `path` (directory, .gguf file or `smollm2`), its arrays in `dtype`."""
+    return read_target(prepare_target(path, dtype))
+
+
+def load_draft(path: Path | str, target: AnyTarget, dtype: DTypeLike, overrides: DraftOverrides | None = None) -> LoadedDraft:
+    """The draft in directory `path`, checked against `target` before any weight is read."""
+    return read_draft(prepare_draft(path, target, dtype, overrides))
+
+
+def _filled(prepared: PreparedTarget | PreparedDraft, tensors: Mapping[str, TensorSource]) -> Any:
+    entry, config = prepared.entry, prepared.config
+    recipes, ignored = entry.recipes(config, tensors.keys()), tuple(entry.ignored(config))
+    return fill_module(prepared.abstract, recipes, tensors, file=str(prepared.checkpoint.path), ignored=ignored)
 
 
 def check_against(draft: DraftConfig, target_config: Any) -> None:
@@ -162,6 +220,10 @@ class _Rows:
 
     source: TensorSource
     rows: np.ndarray
+
+    @property
+    def file(self) -> str:
+        return str(getattr(self.source, "file", ""))
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -1,6 +1,7 @@
 """One safetensors file as lazy tensors. The header is checked against the file size before anything is allocated.
 
-The library checks much of this too, but its messages name neither the file nor the field.
+The library checks much of this too, but its messages name neither the file nor the field. Its reader maps the file, which would count all of it as
+resident memory of this process for as long as a tensor is held, and end the process if another one truncates the file; here bytes are read.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from safetensors import SafetensorError, safe_open
 
 from dspark_jax.pipelines.json_file import parse_json_object
 from dspark_jax.speculators_common.errors import CheckpointError
@@ -38,20 +38,26 @@ _DTYPES = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SafetensorsTensor:
-    """A tensor in a safetensors file; `dtype` is the numpy name (`bfloat16` included)."""
+    """A tensor in a safetensors file, `offset` bytes from its start; `dtype` is the numpy name (`bfloat16` included)."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     file: str
-    handle: Any = dataclasses.field(repr=False, compare=False)
+    offset: int
 
     def read(self) -> np.ndarray:
-        """The tensor as a new array of `shape` and `dtype`: the only copy that is made."""
+        """The tensor as a new array of `shape` and `dtype`: the only copy that is made. Raises `CheckpointError` if the file has changed or gone."""
+        array = np.empty(self.shape, np.dtype(self.dtype))
+        where = f"{self.file}: tensor {self.name}: cannot be read"
         try:
-            array: np.ndarray = self.handle.get_tensor(self.name)
-        except (SafetensorError, OSError, ValueError) as error:
-            raise CheckpointError(f"{self.file}: tensor {self.name}: cannot be read: {error}") from error
+            with open(self.file, "rb") as stream:
+                stream.seek(self.offset)
+                count = stream.readinto(array.reshape(-1).view(np.uint8).data)
+        except OSError as error:
+            raise CheckpointError(f"{where}: {error.strerror}") from error
+        if count != array.nbytes:
+            raise CheckpointError(f"{where}: found {count} bytes, allowed {array.nbytes} (the file was truncated since it was opened)")
         return array
 
 
@@ -60,16 +66,14 @@ def open_safetensors(file: Path) -> dict[str, SafetensorsTensor]:
 
     Raises `CheckpointError` for a truncated or inconsistent file and for dtypes that numpy cannot hold (packed 4-bit, float8).
     """
-    header, data_bytes = _read_header(file)
-    header.pop("__metadata__", None)
+    header, data_start, data_bytes = _read_header(file)
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
+        raise CheckpointError(f"{file}: __metadata__: found {_short(metadata)}, allowed an object of texts")
     tensors = {name: _described(file, name, entry, data_bytes) for name, entry in header.items()}
     _check_layout(file, tensors, data_bytes)
-    try:
-        handle = safe_open(str(file), framework="np")
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{file}: not a valid safetensors file: {error}") from error
     return {
-        name: SafetensorsTensor(name=name, shape=tensor.shape, dtype=_DTYPES[tensor.dtype].name, file=str(file), handle=handle)
+        name: SafetensorsTensor(name=name, shape=tensor.shape, dtype=_DTYPES[tensor.dtype].name, file=str(file), offset=data_start + tensor.begin)
         for name, tensor in tensors.items()
     }
 
@@ -82,8 +86,8 @@ class _HeaderEntry:
     end: int
 
 
-def _read_header(file: Path) -> tuple[dict[str, Any], int]:
-    """The parsed header and the number of data bytes behind it."""
+def _read_header(file: Path) -> tuple[dict[str, Any], int, int]:
+    """The parsed header, where the data behind it starts, and how many bytes it has."""
     try:
         with file.open("rb") as stream:
             size = file.stat().st_size
@@ -95,7 +99,8 @@ def _read_header(file: Path) -> tuple[dict[str, Any], int]:
             data = stream.read(length)
     except OSError as error:
         raise CheckpointError(f"{file}: cannot be read: {error.strerror}") from error
-    return parse_json_object(data, f"{file}: header"), size - _LENGTH_BYTES - length
+    start = _LENGTH_BYTES + length
+    return parse_json_object(data, f"{file}: header"), start, size - start
 
 
 def _described(file: Path, name: str, entry: Any, data_bytes: int) -> _HeaderEntry:

@@ -121,7 +121,7 @@ class Tokenizer:
 
 def open_tokenizer(checkpoint: Checkpoint) -> Tokenizer | None:
     """The tokenizer beside or inside `checkpoint`; `None` if a directory has none (ids still work)."""
-    return Tokenizer.from_gguf(checkpoint.path) if checkpoint.path.is_file() else Tokenizer.from_directory(checkpoint.path)
+    return Tokenizer.from_directory(checkpoint.path) if checkpoint.gguf_header is None else Tokenizer.from_gguf(checkpoint.gguf_header)
 
 
 def stop_ids(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> tuple[int, ...]:

@@ -38,6 +38,7 @@ HARMLESS_FIELDS = frozenset(
         "is_decoder",
         "is_encoder_decoder",
         "label2id",
+        "max_anchors",
         "max_window_layers",
         "model_type",
         "num_anchors",

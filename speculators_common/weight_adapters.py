@@ -7,7 +7,9 @@ that one error lists every missing, unexpected, misshapen and mistyped tensor; n
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -80,24 +82,34 @@ def check_tensors(
 ) -> None:
     """Raise one `CheckpointError` that lists every missing, unexpected, misshapen and mistyped tensor.
 
+    The error is about `file`, a checkpoint's directory or its only file; a tensor that has a `file` of its own, a shard, is named together with it.
     `ignored` are full names of tensors without use here; each of them may be present or absent. One that ends in `.*` stands for every name below it.
     """
     wanted = {name: shape for recipe in recipes.values() for name, shape in recipe.tensors.items()}
     skipped = set(ignored)
     skipped_folders = tuple(name.removesuffix("*") for name in skipped if name.endswith(".*"))
+    labels = {name: _label(name, tensor, file) for name, tensor in available.items()}
     faults = [f"tensor {name}: missing, expected shape {list(shape)}" for name, shape in wanted.items() if name not in available]
     surplus = [name for name in available if name not in wanted and name not in skipped and not name.startswith(skipped_folders)]
-    faults += [f"tensor {name}: unexpected" for name in surplus]
+    faults += [f"{labels[name]}: unexpected" for name in surplus]
     faults += [
-        f"tensor {name}: found shape {list(available[name].shape)}, expected {list(shape)}"
+        f"{labels[name]}: found shape {list(available[name].shape)}, expected {list(shape)}"
         for name, shape in wanted.items()
         if name in available and tuple(available[name].shape) != tuple(shape)
     ]
     faults += [
-        f"tensor {name}: found dtype {available[name].dtype}, expected a floating-point one"
+        f"{labels[name]}: found dtype {available[name].dtype}, expected a floating-point one"
         for recipe in recipes.values()
         for name in recipe.tensors
         if recipe.is_floating and name in available and not available[name].dtype.startswith(("float", "bfloat"))
     ]
     if faults:
         raise collected_error(file, faults)
+
+
+def _label(name: str, tensor: TensorSource, file: str) -> str:
+    """What a message calls a tensor: its shard and its name, the shard without the directory that the message begins with."""
+    stored_in = getattr(tensor, "file", "") or file
+    if stored_in == file:
+        return f"tensor {name}"
+    return f"{os.path.relpath(stored_in, file) if Path(file) in Path(stored_in).parents else stored_in}: tensor {name}"

@@ -34,7 +34,8 @@ def _stacked(shapes: dict[str, tuple[int, int]], *, per_expert: int) -> Recipe:
     """Linears `[out, in]`, `per_expert` of them for each expert, as one array `[E, in, sum of outs]`."""
 
     def assemble(tensors: Sequence[np.ndarray]) -> np.ndarray:
+        # One copy: rows lie end to end as wanted, only the view is transposed.
         rows = joined_rows(tensors)
-        return rows.reshape(len(tensors) // per_expert, -1, rows.shape[1]).transpose(0, 2, 1)
+        return rows.reshape(len(tensors) // per_expert, -1, rows.shape[1]).swapaxes(1, 2)
 
     return Recipe(tensors=shapes, assemble=assemble)

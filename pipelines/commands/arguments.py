@@ -1,9 +1,104 @@
-"""Argument types that subcommands share: one value in, one clear sentence out if it does not fit."""
+"""Arguments that subcommands share: their definitions, their types (one value in, one clear sentence out), and their names in errors."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from dspark_jax.speculators_common.draft_config import DraftOverrides
+from dspark_jax.speculators_common.errors import RequestError
+
+TARGET_METAVAR = "DIR|GGUF|smollm2"
+_FIELDS = (
+    "batch_size",
+    "confidence_threshold",
+    "dtype",
+    "max_new_tokens",
+    "max_seq_len",
+    "num_speculative_tokens",
+    "partial_rotary_factor",
+    "repeats",
+    "sample_from_anchor",
+    "stop_ids",
+    "system",
+)
+# What errors of the Python interface begin with -> what a user of the command line has written.
+_FLAGS = {field: f"--{field.replace('_', '-')}" for field in _FIELDS} | {"kv cache": "--batch-size, --max-seq-len: kv cache"}
+
+
+Arguments = Any  # an `argparse.ArgumentParser` or a group of one: argparse has no public name for both
+
+
+def add_pair(models: Arguments, *, without_draft: str) -> None:
+    """`--target`, `--draft` and `--dtype`; `without_draft` says what happens without the second."""
+    models.add_argument("--target", required=True, type=path_name, metavar=TARGET_METAVAR, help="the model that decides; smollm2 is the demo model")
+    models.add_argument("--draft", type=path_name, metavar="DIR", help=f"the model that proposes; {without_draft}")
+    models.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of weights and caches (bfloat16)")
+
+
+def add_confidence_threshold(models: Arguments) -> None:
+    """`--confidence-threshold`, 0 by default."""
+    models.add_argument(
+        "--confidence-threshold", type=number(minimum=0, maximum=1), default=0.0, metavar="X", help="leave drafts less sure than X unverified (0)"
+    )
+
+
+def add_draft_overrides(models: Arguments) -> None:
+    """What a user may state about a draft instead of its files; `draft_overrides` reads it."""
+    models.add_argument(
+        "--sample-from-anchor", action=argparse.BooleanOptionalAction, help="the draft's layout is anchor-first, or fill-in, whatever its files say"
+    )
+    models.add_argument(
+        "--partial-rotary-factor",
+        type=number(above=0, maximum=1),
+        metavar="X",
+        help="share of the draft's heads that rotates, whatever its files say",
+    )
+
+
+def draft_overrides(args: argparse.Namespace) -> DraftOverrides:
+    """The values of `add_draft_overrides`."""
+    return DraftOverrides(sample_from_anchor=args.sample_from_anchor, partial_rotary_factor=args.partial_rotary_factor)
+
+
+def refuse_overrides(overrides: DraftOverrides) -> None:
+    """Where there is no draft, an argument about one would do nothing: a `RequestError`."""
+    for name, value in dataclasses.asdict(overrides).items():
+        if value is not None:
+            raise RequestError(f"{_FLAGS[name]}: found {value}, allowed only with a draft")
+
+
+def add_compilation_cache(group: Arguments) -> None:
+    """`--compilation-cache`."""
+    group.add_argument(
+        "--compilation-cache",
+        type=path_name,
+        metavar="DIR|off",
+        help="where compiled programs are kept for the next run (dspark-jax in the user's cache directory)",
+    )
+
+
+@contextlib.contextmanager
+def flags_in_errors(**flags: str) -> Iterator[None]:
+    """An error that begins with a name of the Python interface, such as `stop_ids`, begins with its flag instead. `flags`: further names."""
+    try:
+        yield
+    except RequestError as error:
+        field, _, rest = str(error).partition(": ")
+        flag = {**_FLAGS, **flags}.get(field)
+        if flag is None:
+            raise
+        raise RequestError(f"{flag}: {rest}") from error
+
+
+def path_name(text: str) -> str:
+    """The name of a file or directory: anything but nothing, which the system would take for the current directory."""
+    if not text:
+        raise argparse.ArgumentTypeError("found '', allowed the name of a file or directory")
+    return text
 
 
 def whole_number(minimum: int) -> Callable[[str], int]:

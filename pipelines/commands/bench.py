@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import json
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dspark_jax.pipelines.commands.arguments import number, whole_number
+from dspark_jax.pipelines.commands.arguments import (
+    add_compilation_cache,
+    add_confidence_threshold,
+    add_draft_overrides,
+    add_pair,
+    draft_overrides,
+    flags_in_errors,
+    path_name,
+    refuse_overrides,
+    whole_number,
+)
 from dspark_jax.pipelines.prompts_file import read_prompts_file
 from dspark_jax.speculators_common.errors import RequestError
 
 if TYPE_CHECKING:
     from dspark_jax.pipelines.benchmark import Benchmark, PromptSet
-    from dspark_jax.pipelines.loading import LoadedTarget
+    from dspark_jax.pipelines.loading import PreparedTarget
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -29,9 +40,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         description="Time plain against speculative decoding of the same prompts, in turn, in one process: batch of one, greedy, device loop.",
     )
     models = parser.add_argument_group("models")
-    models.add_argument("--target", required=True, metavar="DIR|GGUF|smollm2", help="the model that decides; smollm2 is the demo model")
-    models.add_argument("--draft", metavar="DIR", help="the model that proposes; without it plain decoding alone is measured")
-    models.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of weights and caches (bfloat16)")
+    add_pair(models, without_draft="without it plain decoding alone is measured")
     models.add_argument(
         "--num-speculative-tokens",
         type=_draft_counts,
@@ -39,15 +48,15 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         metavar="K[,K...]",
         help="drafts per round, several to compare them (all of the block)",
     )
-    models.add_argument(
-        "--confidence-threshold", type=number(minimum=0, maximum=1), default=0.0, metavar="X", help="leave drafts less sure than X unverified (0)"
-    )
+    add_confidence_threshold(models)
+    add_draft_overrides(models)
     prompts = parser.add_argument_group("prompts")
     prompts.add_argument(
         "--prompts-file",
         required=True,
         nargs="+",
         action="extend",
+        type=path_name,
         metavar="FILE",
         help="one prompt set each: a prompt a line, or .jsonl with `turns`, of which the first is taken",
     )
@@ -56,10 +65,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     prompts.add_argument("--repeats", type=whole_number(1), default=3, metavar="N", help="how often each prompt is decoded; medians are reported (3)")
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="one JSON object on stdout instead of the table")
-    output.add_argument("--plot", metavar="FILE.png", help="also draw the result (needs matplotlib)")
-    output.add_argument(
-        "--compilation-cache", metavar="DIR|off", help="where compiled programs are kept for the next run (dspark-jax in the user's cache directory)"
-    )
+    output.add_argument("--plot", type=path_name, metavar="FILE.png", help="also draw the result (needs matplotlib)")
+    add_compilation_cache(output)
     return parser
 
 
@@ -86,11 +93,10 @@ def run(args: argparse.Namespace) -> int:
 def _measure(args: argparse.Namespace, texts: dict[str, list[str]]) -> tuple[Benchmark, str]:
     import tqdm
 
-    from dspark_jax.pipelines.benchmark import BenchmarkOptions, run_benchmark
+    from dspark_jax.pipelines.benchmark import BenchmarkOptions, check_benchmark, run_benchmark
     from dspark_jax.pipelines.compilation import use_compilation_cache
-    from dspark_jax.pipelines.loading import load_draft, load_target
+    from dspark_jax.pipelines.loading import prepare_draft, prepare_target, read_draft, read_target
 
-    cache = use_compilation_cache(args.compilation_cache)
     options = BenchmarkOptions(
         num_speculative_tokens=args.num_speculative_tokens,
         max_new_tokens=args.max_new_tokens,
@@ -98,17 +104,38 @@ def _measure(args: argparse.Namespace, texts: dict[str, list[str]]) -> tuple[Ben
         confidence_threshold=args.confidence_threshold,
         dtype=args.dtype,
     )
-    started = time.perf_counter()
-    target = load_target(args.target, args.dtype)
-    load_seconds = {"target": time.perf_counter() - started}
-    sets = _encoded(texts, target)
-    draft = None
-    if args.draft:
-        started = time.perf_counter()
-        draft = load_draft(args.draft, target, args.dtype)
-        load_seconds["draft"] = time.perf_counter() - started
+    clock = _LoadClock()
+    overrides = draft_overrides(args)
+    with flags_in_errors():
+        if args.draft is None:
+            refuse_overrides(overrides)
+        with clock.of("target"):
+            prepared_target = prepare_target(args.target, args.dtype)
+        with clock.of("draft"):
+            prepared_draft = None if args.draft is None else prepare_draft(args.draft, prepared_target, args.dtype, overrides)
+        sets = _encoded(texts, prepared_target)
+        check_benchmark(prepared_target, prepared_draft, sets, options)
+    cache = use_compilation_cache(args.compilation_cache)
+    with clock.of("target"):
+        target = read_target(prepared_target)
+    with clock.of("draft"):
+        draft = None if prepared_draft is None else read_draft(prepared_draft)
+    load_seconds = {name: seconds for name, seconds in clock.seconds.items() if name == "target" or draft is not None}
     with tqdm.tqdm(bar_format="{desc} [{elapsed}]", disable=None, leave=False) as status:
         return run_benchmark(target, draft, sets, options, load_seconds=load_seconds, tell=status.set_description_str), cache
+
+
+class _LoadClock:
+    """Seconds of loading, by model: preparing and reading together."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = collections.defaultdict(float)
+
+    @contextlib.contextmanager
+    def of(self, name: str) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        self.seconds[name] += time.perf_counter() - started
 
 
 def _read_sets(files: Sequence[str], count: int) -> dict[str, list[str]]:
@@ -121,7 +148,7 @@ def _read_sets(files: Sequence[str], count: int) -> dict[str, list[str]]:
     return {file if Path(file).stem in taken else Path(file).stem: read_prompts_file(file)[:count] for file in files}
 
 
-def _encoded(texts: dict[str, list[str]], target: LoadedTarget) -> list[PromptSet]:
+def _encoded(texts: dict[str, list[str]], target: PreparedTarget) -> list[PromptSet]:
     from dspark_jax.pipelines.benchmark import PromptSet
     from dspark_jax.pipelines.prompts import encode_prompt
 

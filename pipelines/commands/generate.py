@@ -8,13 +8,23 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dspark_jax.pipelines.commands.arguments import id_list, number, whole_number
+from dspark_jax.pipelines.commands.arguments import (
+    add_compilation_cache,
+    add_confidence_threshold,
+    add_draft_overrides,
+    add_pair,
+    draft_overrides,
+    flags_in_errors,
+    id_list,
+    path_name,
+    whole_number,
+)
 from dspark_jax.speculators_common.draft_config import Choice
 from dspark_jax.speculators_common.errors import RequestError
 
 if TYPE_CHECKING:
-    from dspark_jax.pipelines.api import Pipeline
-    from dspark_jax.pipelines.speculative.engine import Request
+    from dspark_jax.pipelines.api import PreparedPipeline
+    from dspark_jax.pipelines.speculative.request import Request
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -25,23 +35,15 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         description="Greedy decoding, speculative with a draft. Text goes to stdout, everything else to stderr.",
     )
     models = parser.add_argument_group("models")
-    models.add_argument("--target", required=True, metavar="DIR|GGUF|smollm2", help="the model that decides; smollm2 is the demo model")
-    models.add_argument("--draft", metavar="DIR", help="the model that proposes; without it decoding is plain")
-    models.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of weights and caches (bfloat16)")
+    add_pair(models, without_draft="without it decoding is plain")
     models.add_argument("--num-speculative-tokens", type=whole_number(1), metavar="K", help="drafts per round (all that the draft's block gives)")
-    models.add_argument("--confidence-threshold", type=number(minimum=0, maximum=1), metavar="X", help="leave drafts less sure than X unverified (0)")
-    models.add_argument(
-        "--sample-from-anchor", action=argparse.BooleanOptionalAction, help="the draft's layout is anchor-first, or fill-in, whatever its files say"
-    )
-    models.add_argument(
-        "--partial-rotary-factor",
-        type=number(above=0, maximum=1),
-        metavar="X",
-        help="share of the draft's heads that rotates, whatever its files say",
-    )
+    add_confidence_threshold(models)
+    add_draft_overrides(models)
     prompts = parser.add_argument_group("prompts, exactly one of").add_mutually_exclusive_group(required=True)
     prompts.add_argument("--prompt", metavar="TEXT", help="a user message; - reads it from stdin")
-    prompts.add_argument("--prompts-file", metavar="FILE", help="a prompt a line, or .jsonl with `turns`, of which the first is taken")
+    prompts.add_argument(
+        "--prompts-file", type=path_name, metavar="FILE", help="a prompt a line, or .jsonl with `turns`, of which the first is taken"
+    )
     prompts.add_argument("--prompt-ids", type=id_list, metavar="ID,ID,...", help="token ids, as they are")
     text = parser.add_argument_group("text")
     text.add_argument("--system", metavar="TEXT", help="a system message before the prompt")
@@ -54,9 +56,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     sizes = parser.add_argument_group("sizes")
     sizes.add_argument("--batch-size", type=whole_number(1), default=1, metavar="B", help="prompts that decode together (1)")
     sizes.add_argument("--max-seq-len", type=whole_number(2), metavar="N", help="tokens of prompt and output together (2048, or the model's maximum)")
-    sizes.add_argument(
-        "--compilation-cache", metavar="DIR|off", help="where compiled programs are kept for the next run (dspark-jax in the user's cache directory)"
-    )
+    add_compilation_cache(sizes)
     return parser
 
 
@@ -65,25 +65,25 @@ def run(args: argparse.Namespace) -> int:
     prompts = list(_read_prompts(args))
     stream = _checked_stream(args, len(prompts))
     # jax takes a second to import: wrong arguments are refused before that.
-    from dspark_jax.pipelines.api import load
+    from dspark_jax.pipelines.api import prepare
     from dspark_jax.pipelines.commands import generate_output as output
     from dspark_jax.pipelines.comparison import compare, comparison_lines
     from dspark_jax.pipelines.compilation import CompileClock, use_compilation_cache
     from dspark_jax.pipelines.load_choices import choice_lines
 
     cache = Choice(name="compiled_programs", value=use_compilation_cache(args.compilation_cache), reason="", flag="--compilation-cache")
-    pipeline = load(
-        args.target,
-        args.draft,
-        dtype=args.dtype,
-        num_speculative_tokens=args.num_speculative_tokens,
-        max_seq_len=args.max_seq_len,
-        batch_size=args.batch_size,
-        sample_from_anchor=args.sample_from_anchor,
-        partial_rotary_factor=args.partial_rotary_factor,
-        announce=lambda choices: output.say(*choice_lines((*choices, cache))),
-    )
-    requests = _requests(pipeline, args, prompts)
+    with flags_in_errors(prompt="--prompt" if args.prompt_ids is None else "--prompt-ids"):
+        prepared = prepare(
+            args.target,
+            args.draft,
+            dtype=args.dtype,
+            num_speculative_tokens=args.num_speculative_tokens,
+            max_seq_len=args.max_seq_len,
+            batch_size=args.batch_size,
+            **dataclasses.asdict(draft_overrides(args)),
+        )
+        requests = _requests(prepared, args, prompts)
+        pipeline = prepared.load(announce=lambda choices: output.say(*choice_lines((*choices, cache))))
     writer = output.Writer(pipeline, as_json=args.json)
     with CompileClock().watching() as clock:
         results = writer.stream(requests) if stream else writer.collect(requests, hold=args.compare and args.json)
@@ -149,14 +149,14 @@ def _checked_stream(args: argparse.Namespace, num_prompts: int) -> bool:
     return not args.json and args.batch_size == 1 and (num_prompts == 1 or sys.stdout.isatty())
 
 
-def _requests(pipeline: Pipeline, args: argparse.Namespace, prompts: Sequence[_Prompt]) -> list[Request]:
-    tokenizer = pipeline.target.tokenizer
+def _requests(prepared: PreparedPipeline, args: argparse.Namespace, prompts: Sequence[_Prompt]) -> list[Request]:
+    tokenizer = prepared.target.tokenizer
     if tokenizer is not None and tokenizer.chat_template is None and args.prompt_ids is None and not args.raw:
-        _say(f"{pipeline.target.checkpoint.path}: no chat template; the prompt is continued as it is")
-    return pipeline.requests(
+        _say(f"{prepared.target.checkpoint.path}: no chat template; the prompt is continued as it is")
+    return prepared.requests(
         [prompt.content for prompt in prompts],
         max_new_tokens=args.max_new_tokens,
-        confidence_threshold=args.confidence_threshold or 0.0,
+        confidence_threshold=args.confidence_threshold,
         stop_ids=args.stop_ids,
         raw=args.raw,
         system=args.system,

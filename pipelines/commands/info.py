@@ -6,6 +6,7 @@ import argparse
 import json
 from typing import Any
 
+from dspark_jax.pipelines.commands.arguments import TARGET_METAVAR, add_draft_overrides, draft_overrides, path_name, refuse_overrides
 from dspark_jax.speculators_common.errors import DSparkError, PairError, RequestError
 
 
@@ -16,9 +17,10 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         help="say what a checkpoint is, and whether a draft fits a target",
         description="Describe checkpoints from their configs and file headers, checked as strictly as for running them; no weights are read.",
     )
-    parser.add_argument("checkpoints", nargs="*", metavar="DIR", help="a target or a draft; also a .gguf file or smollm2")
-    parser.add_argument("--target", metavar="DIR|GGUF|smollm2", help="a target; with --draft, also say whether the two fit")
-    parser.add_argument("--draft", metavar="DIR", help="a draft")
+    parser.add_argument("checkpoints", nargs="*", type=path_name, metavar="DIR", help="a target or a draft; also a .gguf file or smollm2")
+    parser.add_argument("--target", type=path_name, metavar=TARGET_METAVAR, help="a target; with --draft, also say whether the two fit")
+    parser.add_argument("--draft", type=path_name, metavar="DIR", help="a draft")
+    add_draft_overrides(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     return parser
 
@@ -30,12 +32,13 @@ def run(args: argparse.Namespace) -> int:
     # jax takes a second to import: wrong arguments are refused before that.
     from dspark_jax.pipelines.description import Description, check_described_pair, describe, description_json, description_lines
 
+    overrides = draft_overrides(args)
     found: list[Description] = []
     faults: list[DSparkError] = []
 
     def add(path: str, kind: str | None = None) -> Description | None:
         try:
-            found.append(describe(path, kind=kind))
+            found.append(describe(path, kind=kind, overrides=overrides))
         except DSparkError as error:
             faults.append(error)
             return None
@@ -45,6 +48,8 @@ def run(args: argparse.Namespace) -> int:
         add(path)
     target = None if args.target is None else add(args.target, "target")
     draft = None if args.draft is None else add(args.draft, "draft")
+    if not faults and all(description.entry.kind != "draft" for description in found):
+        refuse_overrides(overrides)
     pair: dict[str, Any] | None = None
     if target is not None and draft is not None:
         try:

@@ -16,34 +16,13 @@ from dspark_jax.architectures.nn.kv_cache import KVPages
 from dspark_jax.architectures.protocols import Draft, Target
 from dspark_jax.pipelines.speculative.page_pool import PagePool
 from dspark_jax.pipelines.speculative.programs import Programs
+from dspark_jax.pipelines.speculative.request import EngineOptions, Request, RequestLimits
 from dspark_jax.pipelines.speculative.state import NO_TOKEN, RoundOutput, RoundState, empty_state
 from dspark_jax.speculators_common.errors import RequestError
 
+__all__ = ["Completion", "Engine", "EngineOptions", "OnTokens", "Request"]
+
 _SMALLEST_BUCKET = 256  # positions: attention reads whole buckets, compiling one takes seconds
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class EngineOptions:
-    """Sizes that are fixed when the engine is built. `max_seq_len` bounds prompt and output together."""
-
-    num_speculative_tokens: int | None = None  # k; None = all that the draft's block gives
-    max_seq_len: int = 2048
-    batch_size: int = 1  # rows that decode together
-    num_pages: int | None = None  # pool size; None = enough for batch_size rows of max_seq_len
-    page_size: int = 64
-    prefill_chunks: tuple[int, ...] = (64, 256)
-    rounds_per_call: int = 32  # rounds of one device loop
-    max_stop_ids: int = 8
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Request:
-    """One prompt and how far to go from it."""
-
-    prompt_ids: tuple[int, ...]
-    max_new_tokens: int
-    stop_ids: tuple[int, ...] = ()
-    confidence_threshold: float = 0.0
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -94,11 +73,11 @@ class Engine:
 
     def __init__(self, target: Target, draft: Draft | None, options: EngineOptions | None = None) -> None:
         self.options = options = options or EngineOptions()
-        self.vocab_size = int(target.config.vocab_size)
         self.num_speculative_tokens = _checked_draft_count(draft, options.num_speculative_tokens)
         self._headroom = self.num_speculative_tokens + 1
-        self._pages_per_row = -(-(options.max_seq_len + self._headroom) // options.page_size)
-        self._pool = PagePool(options.num_pages or options.batch_size * self._pages_per_row)
+        self._pages_per_row = options.pages_per_row(self.num_speculative_tokens)
+        self._pool = PagePool(options.pool_pages(self.num_speculative_tokens))
+        self.limits = RequestLimits.of(options, vocab_size=int(target.config.vocab_size), num_drafts=self.num_speculative_tokens)
         self.programs = Programs(
             target,
             draft,
@@ -140,24 +119,6 @@ class Engine:
         self._state = dataclasses.replace(self._donated_state(), finished=jnp.ones((self.options.batch_size,), bool))
         return count
 
-    def check(self, request: Request) -> None:
-        """Raise a `RequestError` for a request that cannot be served, before anything runs."""
-        options = self.options
-        outside = [token for token in request.prompt_ids if not 0 <= token < self.vocab_size]
-        longest = self._longest
-        faults = [
-            (not request.prompt_ids, "prompt", "no tokens", "at least one token"),
-            (bool(outside), "prompt", f"token id {outside[:1]}", f"ids 0..{self.vocab_size - 1}"),
-            (len(request.prompt_ids) >= longest, "prompt", f"{len(request.prompt_ids)} tokens", f"at most {longest - 1} (max_seq_len, page pool)"),
-            (request.max_new_tokens < 1, "max_new_tokens", request.max_new_tokens, "1 or more"),
-            (len(request.stop_ids) > options.max_stop_ids, "stop_ids", f"{len(request.stop_ids)} ids", f"at most {options.max_stop_ids}"),
-            (any(not 0 <= i < self.vocab_size for i in request.stop_ids), "stop_ids", request.stop_ids, f"ids 0..{self.vocab_size - 1}"),
-            (not 0 <= request.confidence_threshold <= 1, "confidence_threshold", request.confidence_threshold, "0..1"),
-        ]
-        for is_fault, field, found, allowed in faults:
-            if is_fault:
-                raise RequestError(f"request: {field}: found {found}, allowed {allowed}")
-
     def generate(self, requests: Sequence[Request], *, stream: bool = False, on_tokens: OnTokens | None = None) -> list[Completion]:
         """Run all requests; completions come in request order. See `run` for `stream` and `on_tokens`."""
         done: dict[int, Completion] = dict(self.run(requests, stream=stream, on_tokens=on_tokens))
@@ -172,7 +133,7 @@ class Engine:
         if any(self._rows):
             raise RequestError("engine: found a run in progress, allowed one at a time: finish or close it first")
         for request in requests:
-            self.check(request)
+            self.limits.check(request)
         waiting = collections.deque(enumerate(requests))
         tell = on_tokens or (lambda index, ids: None)
         try:
@@ -260,13 +221,8 @@ class Engine:
         if live and self._state is not None:
             self._state = dataclasses.replace(self._state, finished=jnp.ones_like(self._state.finished))
 
-    @property
-    def _longest(self) -> int:
-        """Tokens of the longest sequence: the stated bound, or all that the page pool holds besides a round in flight."""
-        return min(self.options.max_seq_len, self._pool.num_pages * self.options.page_size - self._headroom)
-
     def _budget(self, request: Request) -> int:
-        return min(request.max_new_tokens, self._longest - len(request.prompt_ids))
+        return min(request.max_new_tokens, self.limits.longest - len(request.prompt_ids))
 
     def _pages_needed(self, request: Request) -> int:
         positions = len(request.prompt_ids) + self._budget(request) + self._headroom

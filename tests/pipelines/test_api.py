@@ -10,7 +10,7 @@ import jax
 import pytest
 
 import dspark_jax
-from dspark_jax.pipelines import api
+from dspark_jax.pipelines import api, loading
 from dspark_jax.pipelines.api import Pipeline, Round, StreamPiece, load
 from dspark_jax.pipelines.load_choices import KVPlan, choice_lines, in_bytes
 from dspark_jax.speculators_common.draft_config import Choice
@@ -259,7 +259,7 @@ def test_what_the_configs_tell_is_told_before_weights_are_read(
     def read(*arguments: object) -> None:
         raise AssertionError("weights were read")
 
-    monkeypatch.setattr(api, "load_target", read)
+    monkeypatch.setattr(loading, "fill_module", read)
     with pytest.raises(DSparkError, match=message):
         load(pair.target, **{"draft": pair.draft, **options})
 

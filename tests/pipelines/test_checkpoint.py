@@ -134,6 +134,17 @@ def test_open_target_takes_a_directory(directory: Path) -> None:
     assert open_target(str(directory)).config == CONFIG
 
 
+def test_a_file_that_shrinks_after_it_was_opened_is_named(directory: Path) -> None:
+    tensors = open_checkpoint(directory).tensors
+    file = directory / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-60])
+    with pytest.raises(CheckpointError, match=r"tensor \w+(\.weight)?: cannot be read: found \d+ bytes, allowed \d+ \(the file was truncated"):
+        [tensor.read() for tensor in tensors.values()]
+    file.unlink()
+    with pytest.raises(CheckpointError, match=r"a\.weight: cannot be read: No such file"):
+        tensors["a.weight"].read()
+
+
 def test_reading_a_tensor_makes_one_copy(directory: Path) -> None:
     size = 8 << 20
     save_file({"large": np.ones(size, np.uint8)}, directory / "model.safetensors")
@@ -227,7 +238,8 @@ def test_pickled_weights_are_never_executed(directory: Path, monkeypatch: pytest
         (b"[]", b"", "header: found a JSON list, allowed an object"),
         (b"[" * 100_000, b"", "header: invalid JSON: nested too deeply"),
         (b'{"t": ' + b"9" * 10_000 + b"}", b"", "header: invalid JSON: Exceeds the limit"),
-        ({"__metadata__": {"format": 3}}, b"", "not a valid safetensors file"),
+        ({"__metadata__": {"format": 3}}, b"", "__metadata__: found {'format': 3}, allowed an object of texts"),
+        ({"__metadata__": []}, b"", "__metadata__: found [], allowed an object of texts"),
     ],
 )
 def test_lying_header_is_refused(directory: Path, header: dict[str, Any] | bytes, data: bytes, expected: str) -> None:

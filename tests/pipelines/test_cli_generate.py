@@ -14,6 +14,7 @@ import jax
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
+from dspark_jax.pipelines import loading
 from tests.pipelines import text_pair
 from tests.pipelines.text_pair import Finished, RecordedPair, copied, dspark
 
@@ -168,6 +169,9 @@ def test_comparing_shows_both_ways_and_that_they_agree(run, pair: RecordedPair) 
         (["--prompt", "abc", "--max-new-tokens", "many"], "argument --max-new-tokens: found 'many'"),
         (["--prompt", "abc", "--num-speculative-tokens", "0"], "argument --num-speculative-tokens: found '0'"),
         (["--prompt", "abc", "--partial-rotary-factor", "0"], "argument --partial-rotary-factor: found '0', allowed a number > 0 and <= 1"),
+        (["--prompts-file", ""], "argument --prompts-file: found '', allowed the name of a file or directory"),
+        (["--prompt", "abc", "--draft", ""], "argument --draft: found ''"),
+        (["--prompt", "abc", "--target", ""], "argument --target: found ''"),
         (["--prompt", "abc", "--dtype", "float16"], "argument --dtype: invalid choice"),
         (["--prompt-ids", "5,,3"], "argument --prompt-ids: found '5,,3', allowed token ids with commas between them"),
         (["--prompt-ids", "-5"], "argument --prompt-ids"),
@@ -195,31 +199,45 @@ def test_a_wrong_argument_is_refused_at_the_parser(run, arguments: list[str], me
         (["--prompt", "abc", "--stream", "--batch-size", "2"], "--stream: found beside --batch-size above 1"),
         (["--prompt", "abc", "--compare", "--batch-size", "2"], "--compare: found beside --batch-size above 1"),
         (["--prompts-file", "no_such_file.txt"], "no_such_file.txt: cannot be read: No such file"),
-        (["--prompt", "abc"], "prompt: found text, allowed token ids: "),
-        (["--prompt", ""], "prompt: found no text"),
-        (["--prompt-ids", "5,199"], "prompt: found token id [199], allowed ids 0..198"),
-        (["--prompt-ids", "5", "--stop-ids", "199"], "stop_ids: found (199,), allowed ids 0..198"),
-        (["--prompt-ids", "5", "--num-speculative-tokens", "6"], "num_speculative_tokens: found 6, allowed 1..5"),
-        (["--prompt-ids", "5", "--max-seq-len", "513"], "max_seq_len: found 513, allowed 2..512"),
-        (["--prompt-ids", "5,17,3", "--max-seq-len", "3"], "prompt: found 3 tokens, allowed at most 2"),
-        (["--prompt-ids", "5", "--batch-size", "1000000000"], "kv cache: found"),
+        (["--prompt", "abc"], "error: --prompt: found text, allowed token ids: "),
+        (["--prompt", ""], "error: --prompt: found no text"),
+        (["--prompt-ids", "5,199"], "error: --prompt-ids: found token id [199], allowed ids 0..198"),
+        (["--prompt-ids", "5", "--stop-ids", "199"], "error: --stop-ids: found (199,), allowed ids 0..198"),
+        (["--prompt-ids", "5", "--num-speculative-tokens", "6"], "error: --num-speculative-tokens: found 6, allowed 1..5"),
+        (["--prompt-ids", "5", "--max-seq-len", "513"], "error: --max-seq-len: found 513, allowed 2..512"),
+        (["--prompt-ids", "5,17,3", "--max-seq-len", "3"], "error: --prompt-ids: found 3 tokens, allowed at most 2"),
+        (["--prompt-ids", "5", "--batch-size", "1000000000"], "error: --batch-size, --max-seq-len: kv cache: found"),
         (["--prompt-ids", "5", "--compilation-cache", "/dev/null/x"], "--compilation-cache: found /dev/null/x (Not a directory)"),
     ],
 )
-def test_what_cannot_be_served_is_one_line(run, arguments: list[str], message: str) -> None:
+def test_what_cannot_be_served_is_one_line_before_weights_are_read(run, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str) -> None:
+    _forbid_reading(monkeypatch)
     _assert_refused(run(*arguments), message)
 
 
-def test_flags_about_the_draft_need_one(run) -> None:
+def test_flags_about_the_draft_need_one(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    _forbid_reading(monkeypatch)
     _assert_refused(run("--prompt-ids", "5", "--compare", draft=None), "--compare: found without --draft")
-    _assert_refused(run("--prompt-ids", "5", "--num-speculative-tokens", 2, draft=None), "num_speculative_tokens: found 2, allowed only with a draft")
-    _assert_refused(run("--prompt-ids", "5", "--confidence-threshold", 0.5, draft=None), "confidence_threshold: found 0.5, allowed only with a draft")
+    _assert_refused(
+        run("--prompt-ids", "5", "--num-speculative-tokens", 2, draft=None), "--num-speculative-tokens: found 2, allowed only with a draft"
+    )
+    _assert_refused(
+        run("--prompt-ids", "5", "--confidence-threshold", 0.5, draft=None), "--confidence-threshold: found 0.5, allowed only with a draft"
+    )
 
 
-def test_a_bad_prompt_in_a_file_is_named(run, texts: RecordedPair, tmp_path: Path) -> None:
+def test_a_threshold_needs_a_confidence_head(run, data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _forbid_reading(monkeypatch)
+    draft = data_dir / "A_deepspec_qwen3" / "rank0_noconf"
+    refused = run("--prompt-ids", "5", "--confidence-threshold", 0.5, draft=draft)
+    _assert_refused(refused, f"--confidence-threshold: found 0.5, allowed 0: {draft / 'config.json'} describes a draft without confidence head")
+
+
+def test_a_bad_prompt_in_a_file_is_named(run, texts: RecordedPair, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    _forbid_reading(monkeypatch)
     file = tmp_path / "prompts.txt"
     file.write_text("abc\nwith blanks\n")
-    _assert_refused(run("--prompts-file", file, target=texts.target), f"{file}: prompt 2: request: prompt: found token id")
+    _assert_refused(run("--prompts-file", file, target=texts.target), f"{file}: prompt 2: prompt: found token id")
     file.write_text("\n")
     _assert_refused(run("--prompts-file", file, target=texts.target), f"{file}: found no prompt")
 
@@ -246,6 +264,13 @@ def test_a_draft_for_another_target_is_refused(run, pair: RecordedPair, tmp_path
     _assert_refused(run("--prompt-ids", "5", draft=wider), f"{wider / 'config.json'}: does not fit the target", "hidden size: the draft expects 96")
     longer = copied(pair.draft, tmp_path / "longer", vocab_size=211)
     _assert_refused(run("--prompt-ids", "5", draft=longer), "vocabulary: the draft expects 211, the target has 199")
+
+
+def _forbid_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(*arguments: object, **options: object) -> None:
+        raise AssertionError("weights were read")
+
+    monkeypatch.setattr(loading, "fill_module", read)
 
 
 def _assert_refused(finished: Finished, *messages: str) -> None:

@@ -142,7 +142,7 @@ def test_a_request_that_cannot_be_served_is_refused_before_anything_runs(engine:
 def test_a_prompt_that_no_page_pool_row_can_hold_is_refused() -> None:
     small = Engine(*_planted_pair(), dataclasses.replace(OPTIONS, num_pages=2))
     with pytest.raises(RequestError, match="prompt: found 12 tokens, allowed at most 9"):
-        small.check(_request(prompt_ids=cycle_from(0, 12)))
+        small.limits.check(_request(prompt_ids=cycle_from(0, 12)))
 
 
 @pytest.mark.parametrize("asked", [0, BLOCK + 1])
