@@ -15,7 +15,7 @@ from dspark_jax.speculators_common.fields import Fields, agreed
 from dspark_jax.speculators_common.rope_config import RopeConfig, RopeKind
 
 # `proportional` belongs to one family, which asks for it.
-_USUAL_KINDS: tuple[RopeKind, ...] = ("default", "linear", "llama3", "yarn")
+USUAL_KINDS: tuple[RopeKind, ...] = ("default", "linear", "llama3", "yarn")
 # Pairing neighbouring elements instead of the two halves of a head is another network; each name with the only value we support.
 _HALVES_PAIRED = {"rope_is_neox_style": True, "rope_interleave": False, "rope_interleaved": False}
 
@@ -26,7 +26,7 @@ def parse_rope(
     head_dim: int,
     partial_rotary_factor: float | None = None,
     layer_types: Sequence[str] = ("full_attention",),
-    kinds: Collection[RopeKind] = _USUAL_KINDS,
+    kinds: Collection[RopeKind] = USUAL_KINDS,
 ) -> RopeConfig:
     """The rotary settings of `fields`.
 
@@ -45,12 +45,12 @@ def parse_rope(
     share = 1.0 if partial_rotary_factor is None else partial_rotary_factor
     if kind == "proportional":
         pairs = int(share * head_dim // 2)
-        factor = section.number("factor", above=0, default=1.0)
+        factor = section.number("factor", minimum=1, default=1.0)
         return RopeConfig(theta=_theta(fields, section, kind), rotary_dim=head_dim, kind=kind, factor=factor, rotating_pairs=pairs)
     rope = RopeConfig(theta=_theta(fields, section, kind), rotary_dim=_rotary_dim(fields, head_dim, share), kind=kind)
     if kind == "default":
         return rope
-    rope = dataclasses.replace(rope, factor=section.number("factor", above=0))
+    rope = dataclasses.replace(rope, factor=section.number("factor", minimum=1))
     if kind == "linear":
         return rope
     return _yarn(fields, section, rope) if kind == "yarn" else _llama3(section, rope)
@@ -122,8 +122,8 @@ def _kind(section: Fields, kinds: Collection[RopeKind]) -> RopeKind:
 def _theta(fields: Fields, section: Fields, kind: RopeKind) -> float:
     everywhere = section.joined(*fields.places)
     if not everywhere.has("rope_theta"):
-        raise missing_field(fields.file, f"{section.prefix}.rope_theta or rope_theta", f"a finite number > 0 (RoPE type {kind!r})")
-    return everywhere.number("rope_theta", above=0)
+        raise missing_field(fields.file, f"{section.prefix}.rope_theta or rope_theta", f"a finite number > 1 (RoPE type {kind!r})")
+    return everywhere.number("rope_theta", above=1)
 
 
 def _rotary_dim(fields: Fields, head_dim: int, factor: float) -> int:

@@ -131,7 +131,7 @@ def test_the_rotating_share_comes_from_the_argument_or_else_from_the_file():
             {"rope_parameters": {"rope_theta": 1e4, "rope_type": "proportional"}},
             "rope_type: found 'proportional', allowed default, linear, llama3, yarn",
         ),
-        ({"rope_parameters": {"rope_theta": 1e4, "rope_type": "yarn"}}, "rope_parameters.factor: missing, allowed a finite number > 0"),
+        ({"rope_parameters": {"rope_theta": 1e4, "rope_type": "yarn"}}, "rope_parameters.factor: missing, allowed a finite number >= 1"),
         ({"rope_parameters": {"rope_theta": 1e4, "rope_type": "yarn", "factor": 4.0}}, "max_position_embeddings: missing, allowed an integer >= 1"),
         ({"rope_parameters": YARN | {"mscale": 0.7}}, "rope_parameters.mscale: found 0.7, allowed no such field"),
         ({"rope_parameters": YARN | {"truncate": False}}, "rope_parameters.truncate: found False, allowed true"),
@@ -140,7 +140,7 @@ def test_the_rotating_share_comes_from_the_argument_or_else_from_the_file():
         ({"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, "rope_parameters.rope_theta or rope_theta: missing, allowed a finite number"),
         ({"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, "(RoPE type 'linear')"),
         ({}, "rope_parameters.rope_theta or rope_theta: missing"),
-        ({"rope_parameters": {"rope_theta": 0}}, "rope_parameters.rope_theta: found 0, allowed a finite number > 0"),
+        ({"rope_parameters": {"rope_theta": 0}}, "rope_parameters.rope_theta: found 0, allowed a finite number > 1"),
         ({"rope_theta": 1e4, "rope_parameters": {"rope_theta": 1e6}}, "rope_parameters.rope_theta: found 1000000.0, but rope_theta is 10000.0"),
         (
             {"rope_parameters": {"rope_theta": 1e4, "rope_type": "default", "type": "linear"}},
@@ -151,7 +151,7 @@ def test_the_rotating_share_comes_from_the_argument_or_else_from_the_file():
             "rope_parameters.rope_type: found 'default', but rope_scaling.rope_type is 'linear'",
         ),
         ({"rope_theta": 1e4, "rope_scaling": {"type": "linear"}}, "rope_scaling.factor: missing"),
-        ({"rope_theta": 1e4, "rope_scaling": {"type": "linear", "factor": -1}}, "rope_scaling.factor: found -1, allowed a finite number > 0"),
+        ({"rope_theta": 1e4, "rope_scaling": {"type": "linear", "factor": -1}}, "rope_scaling.factor: found -1, allowed a finite number >= 1"),
         (
             {"rope_parameters": {"rope_theta": 1e4, "rope_type": "llama3", **LLAMA3, "high_freq_factor": 1.0}},
             "rope_parameters.high_freq_factor: found 1.0, allowed a finite number > 1.0",

@@ -310,7 +310,7 @@ def test_unknown_fields_are_listed_by_path_and_do_not_matter():
             {f"{NESTED}.rope_parameters": {"rope_theta": 1e4, "rope_type": "dynamic"}},
             f"{NESTED}.rope_parameters.rope_type: found 'dynamic', allowed default",
         ),
-        ({f"{NESTED}.rope_parameters": {"rope_type": "default"}}, "rope_theta: missing, allowed a finite number > 0 (RoPE type 'default')"),
+        ({f"{NESTED}.rope_parameters": {"rope_type": "default"}}, "rope_theta: missing, allowed a finite number > 1 (RoPE type 'default')"),
         ({"hidden_size": 128}, f"hidden_size: found 128, but {NESTED}.hidden_size is 64, allowed the same value at both places"),
         ({"rope_theta": 5e5}, f"{NESTED}.rope_parameters.rope_theta: found 10000.0, but rope_theta is 500000.0"),
         ({"dspark_config.block_size": 6}, "block_size: found 5, but dspark_config.block_size is 6"),
