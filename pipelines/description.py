@@ -20,7 +20,7 @@ from dspark_jax.pipelines.loading import check_against, parse_checkpoint
 from dspark_jax.pipelines.tokenizer import open_tokenizer, stop_ids
 from dspark_jax.speculators_common.draft_config import Choice, LayerMask
 from dspark_jax.speculators_common.rope_config import RopeConfig
-from dspark_jax.speculators_common.weight_adapters import TensorSource, check_tensors
+from dspark_jax.speculators_common.weight_adapters import TensorSource, check_tensors, without_model_prefix
 
 _ABOUT_THE_FILE = frozenset({"architecture", "family", "source", "choices", "unknown_fields"})  # config fields that are shown elsewhere
 
@@ -53,12 +53,13 @@ def describe(path: Path | str, *, kind: str | None = None) -> Description:
     """
     checkpoint = open_target(path)
     entry, config = parse_checkpoint(checkpoint, kind or retrieve(checkpoint.architecture).kind)
-    recipes = entry.recipes(config, checkpoint.tensors.keys())
+    tensors = without_model_prefix(checkpoint.tensors) if entry.kind == "draft" else checkpoint.tensors
+    recipes = entry.recipes(config, tensors.keys())
     if entry.kind == "draft":
-        tables = tables_of(config, checkpoint.tensors.keys())
+        tables = tables_of(config, tensors.keys())
         if tables.lm_head == "target_rows":  # no target is at hand that could lend the tensor
             recipes = {parameter: recipe for parameter, recipe in recipes.items() if "lm_head.weight" not in recipe.tensors}
-    check_tensors(recipes, checkpoint.tensors, file=str(checkpoint.path), ignored=tuple(entry.ignored(config)))
+    check_tensors(recipes, tensors, file=str(checkpoint.path), ignored=tuple(entry.ignored(config)))
     weights = [tensor for tensor in checkpoint.tensors.values() if "float" in tensor.dtype]
     return Description(
         checkpoint=checkpoint,

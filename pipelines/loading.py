@@ -20,7 +20,7 @@ from dspark_jax.speculators_common.draft_config import DraftConfig, DraftOverrid
 from dspark_jax.speculators_common.errors import CheckpointError, PairError
 from dspark_jax.speculators_common.pair_checks import check_pair
 from dspark_jax.speculators_common.vocab_map import target_id_table
-from dspark_jax.speculators_common.weight_adapters import TensorSource
+from dspark_jax.speculators_common.weight_adapters import TensorSource, without_model_prefix
 
 _WEIGHT_SUFFIXES = frozenset({".safetensors", ".pt", ".pth", ".bin", ".npy", ".npz"})
 
@@ -81,9 +81,10 @@ def load_draft(path: Path | str, target: LoadedTarget, dtype: DTypeLike, overrid
     check_against(config, target.config)
     refuse_side_files(checkpoint)
     config = config.for_target(target.config.num_hidden_layers)
-    tables = tables_of(config, checkpoint.tensors.keys())
+    stored = without_model_prefix(checkpoint.tensors)
+    tables = tables_of(config, stored.keys())
     check_borrowed(config, tables, target.config)
-    tensors = with_target_rows(checkpoint.tensors, config, tables, target.checkpoint)
+    tensors = with_target_rows(stored, config, tables, target.checkpoint)
     module = load_module(
         lambda: entry.build(config, dtype=dtype, tables=tables),
         entry.recipes(config, tensors.keys()),

@@ -73,7 +73,7 @@ def _refuse_other_layers(network: Fields, num_layers: int) -> None:
 
 
 def _refuse_wide_layers(network: Fields, num_layers: int) -> None:
-    """The last `num_kv_shared_layers` layers have a double-wide MLP, unless that is all of them: a target's count usually exceeds the draft's depth."""
+    """The last `num_kv_shared_layers` layers have a wide MLP, unless that is all of them: a target's count may exceed the draft's depth."""
     shared = network.integer("num_kv_shared_layers", minimum=0, default=0)
     if network.boolean("use_double_wide_mlp", default=False) and 0 < shared < num_layers:
         allowed = f"false, or true beside num_kv_shared_layers (found {shared}) that is 0 or at least the {num_layers} layers of the draft"

@@ -44,6 +44,7 @@ def parse_rope(
     kind = _kind(section, kinds)
     share = 1.0 if partial_rotary_factor is None else partial_rotary_factor
     if kind == "proportional":
+        head_dim = _rotary_dim(fields, head_dim, 1.0)
         pairs = int(share * head_dim // 2)
         factor = section.number("factor", minimum=1, default=1.0)
         return RopeConfig(theta=_theta(fields, section, kind), rotary_dim=head_dim, kind=kind, factor=factor, rotating_pairs=pairs)

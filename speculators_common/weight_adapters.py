@@ -14,6 +14,8 @@ import numpy as np
 
 from dspark_jax.speculators_common.errors import collected_error
 
+_MODEL_PREFIX = "model."
+
 
 @runtime_checkable
 class TensorSource(Protocol):
@@ -63,6 +65,13 @@ def stacked_columns(shapes: Mapping[str, tuple[int, int]]) -> Recipe:
 def joined_biases(shapes: Mapping[str, tuple[int]]) -> Recipe:
     """The biases that belong to `stacked_columns`."""
     return Recipe(tensors=dict(shapes), assemble=lambda t: np.concatenate(t, axis=0))
+
+
+def without_model_prefix(tensors: Mapping[str, TensorSource]) -> Mapping[str, TensorSource]:
+    """`tensors` under the names that draft formats give them: some writers put `model.` before every name. Names of which only some have it stay."""
+    if not all(name.startswith(_MODEL_PREFIX) for name in tensors):
+        return tensors
+    return {name.removeprefix(_MODEL_PREFIX): tensor for name, tensor in tensors.items()}
 
 
 def check_tensors(
