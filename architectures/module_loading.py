@@ -32,19 +32,19 @@ def load_module(
     if unfilled:
         raise DSparkError(f"{file}: parameters without a weight recipe: {', '.join(unfilled)}")
     check_tensors(recipes, tensors, file=file, ignored=ignored)
-
-    def assembled(recipe: Recipe) -> np.ndarray:
-        return recipe.assemble([tensors[name].read() for name in recipe.tensors])
-
     for path, recipe in recipes.items():
         if path not in wanted and not recipe.is_floating:
-            assembled(recipe)  # a table of ids that leaves no parameter is checked all the same
+            _assembled(recipe, tensors)  # a table of ids that leaves no parameter is checked all the same
     loaded = {}
     for path, recipe in used.items():
         variable = flat[wanted[path]]
-        host = assembled(recipe)
+        host = _assembled(recipe, tensors)
         loaded[wanted[path]] = variable.replace(_on_device(host, variable.get_value(), file, path))
     return nnx.merge(graphdef, nnx.from_flat_state(loaded))
+
+
+def _assembled(recipe: Recipe, tensors: Mapping[str, TensorSource]) -> np.ndarray:
+    return recipe.assemble([tensors[name].read() for name in recipe.tensors])
 
 
 def _on_device(host: np.ndarray, wanted: jax.ShapeDtypeStruct, file: str, path: str) -> jax.Array:

@@ -84,7 +84,7 @@ def from_compact(raw: Mapping[str, Any], file: Path | str, overrides: DraftOverr
         CompactDims(
             hidden_size=dims.integer("hiddenSize", minimum=1, maximum=MAX_SIZE),
             vocab_size=dims.integer("vocabSize", minimum=1),
-            rms_norm_eps=dims.number("eps", above=0),
+            rms_norm_eps=dims.number("eps", above=0, maximum=1),
         ),
         target_id=top.string("target_id"),
         file=file,
@@ -279,6 +279,10 @@ def _check_sizes_in_target_id(top: Fields, config: DraftConfig) -> None:
         raise top.error("target_id", config.target_name, f"an id that ends in @{own[0]}x{own[1]}, the hiddenSize and vocabSize of dims")
 
 
+def _table_size(config: DraftConfig) -> str:
+    return f"nLayers {config.num_hidden_layers}, seqHead {'rnn' if config.markov_head_type == 'tanh_rnn' else 'markov'}"
+
+
 def _check_param_names(top: Fields, config: DraftConfig) -> None:
     stated, expected = collections.Counter(top.string_list("param_names")), tensor_shapes(config)
     faults = [
@@ -289,4 +293,6 @@ def _check_param_names(top: Fields, config: DraftConfig) -> None:
     if len(faults) > _MAX_LISTED_FAULTS:
         faults[_MAX_LISTED_FAULTS:] = [f"and {len(faults) - _MAX_LISTED_FAULTS} more"]
     if faults:
-        raise CheckpointError(f"{top.file}: param_names: {', '.join(faults)}; allowed the {len(expected)} tensors that config describes")
+        raise CheckpointError(
+            f"{top.file}: param_names: {', '.join(faults)}; allowed the {len(expected)} tensors that config describes ({_table_size(config)})"
+        )

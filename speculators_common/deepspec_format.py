@@ -15,6 +15,7 @@ from dspark_jax.speculators_common.draft_config import Choice, DraftConfig, Draf
 from dspark_jax.speculators_common.draft_fields import (
     FULL,
     HARMLESS_FIELDS,
+    MARKOV_HEAD_TYPES,
     Geometry,
     Heads,
     read_fixed_layout,
@@ -110,11 +111,15 @@ def _heads(block: Fields) -> Heads:
     """A head type is written only for a positive rank, the confidence input only for an enabled head."""
     rank = block.integer("markov_rank")
     enabled = block.boolean("enable_confidence_head")
-    block.ignore("markov_head_type", "confidence_head_with_markov")
+    block.ignore("confidence_head_with_markov")
+    if rank > 0 and not block.has("markov_head_type"):
+        raise block.missing("markov_head_type", f"{', '.join(MARKOV_HEAD_TYPES)}, as markov_rank is {rank}")
+    if enabled and not block.has("confidence_head_with_markov"):
+        raise block.missing("confidence_head_with_markov", "true or false, as enable_confidence_head is true")
     return read_heads(
         block,
         rank=rank,
-        head_type=block.string("markov_head_type") if rank > 0 else block.string("markov_head_type", default="vanilla"),
+        head_type=block.string("markov_head_type", default="vanilla"),
         enabled=enabled,
         with_markov=block.boolean("confidence_head_with_markov") if enabled else False,
     )

@@ -42,6 +42,8 @@ def from_deepspec_gemma4(raw: Mapping[str, Any], file: Path | str, overrides: Dr
     network.ignore(*_OF_THE_TARGET)
     k_eq_v = network.boolean("attention_k_eq_v")
     kv_heads_name = "num_global_key_value_heads" if k_eq_v else "num_key_value_heads"
+    if not network.has(kv_heads_name):
+        raise network.missing(kv_heads_name, f"an integer >= 1, as attention_k_eq_v is {str(k_eq_v).lower()}")
     geometry = read_geometry(fields.top, fields.nested, kv_heads_name=kv_heads_name, head_dim_name="global_head_dim")
     _refuse_other_layers(network, geometry["num_hidden_layers"])
     rope, rope_choices = read_rope(
@@ -49,6 +51,7 @@ def from_deepspec_gemma4(raw: Mapping[str, Any], file: Path | str, overrides: Dr
         head_dim=geometry["head_dim"],
         layer_types=(FULL,),
         overrides=overrides,
+        head_dim_name="global_head_dim",
         kinds=("default", "proportional"),
         is_drafts_share=True,
     )

@@ -29,7 +29,7 @@ def _size_rules(config: DraftConfig) -> Iterator[Rule]:
         yield name, value, 1 <= value <= INT32_MAX, "1 or more, within int32"
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     yield "num_key_value_heads", kv_heads, heads % kv_heads == 0, f"a divisor of num_attention_heads {heads}"
-    yield "rms_norm_eps", config.rms_norm_eps, config.rms_norm_eps > 0, "a number > 0"
+    yield "rms_norm_eps", config.rms_norm_eps, 0 < config.rms_norm_eps <= 1, "a number > 0 and <= 1"
     longest = config.max_position_embeddings
     yield "max_position_embeddings", longest, longest is None or longest >= 1, "None, or 1 or more"
 

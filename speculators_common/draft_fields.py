@@ -112,7 +112,7 @@ def read_geometry(top: Fields, nested: Fields, *, kv_heads_name: str = "num_key_
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
         head_dim=both.integer(head_dim_name, minimum=1, maximum=MAX_SIZE),
-        rms_norm_eps=both.number("rms_norm_eps", above=0),
+        rms_norm_eps=both.number("rms_norm_eps", above=0, maximum=1),
         attention_bias=both.boolean("attention_bias", default=False),
         vocab_size=vocab.integer("vocab_size", minimum=1),
         target_hidden_size=top.integer("target_hidden_size", minimum=1, maximum=MAX_SIZE, default=hidden_size),
@@ -152,7 +152,7 @@ def read_taps(fields: Fields, name: str, *, shift: int, num_target_layers: int |
         end = (
             "below the target's last layer"
             if num_target_layers is None
-            else f"{num_target_layers - 1 - shift} for a target of {num_target_layers} layers"
+            else f"{num_target_layers - 1 - shift} for a target of {num_target_layers} layers (num_target_layers)"
         )
         raise fields.error(name, list(ids), f"a non-empty, strictly increasing list of ids from {-shift} to {end}, {convention}")
     return taps
@@ -196,6 +196,7 @@ def read_rope(
     head_dim: int,
     layer_types: Sequence[str],
     overrides: DraftOverrides | None,
+    head_dim_name: str = "head_dim",
     kinds: Collection[RopeKind] = USUAL_KINDS,
     is_drafts_share: bool = False,
 ) -> tuple[RopeConfig, tuple[Choice, ...]]:
@@ -216,7 +217,8 @@ def read_rope(
     elif stated not in (None, factor):
         reason = f"the file says {stated}, as copied from a target; drafts are trained with the whole head rotated"
         choices = (Choice(name="partial_rotary_factor", value="1.0", reason=reason, flag=ROTARY_FLAG),)
-    return parse_rope(fields, head_dim=head_dim, partial_rotary_factor=factor, layer_types=layer_types, kinds=kinds), choices
+    rope = parse_rope(fields, head_dim=head_dim, head_dim_name=head_dim_name, partial_rotary_factor=factor, layer_types=layer_types, kinds=kinds)
+    return rope, choices
 
 
 def read_fixed_layout(block: Fields, block_size: int, overrides: DraftOverrides | None, *, anchor_first: bool) -> tuple[bool, tuple[Choice, ...]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -51,10 +52,10 @@ class Fields:
     others: tuple[Fields, ...] = ()
     seen: set[str] = dataclasses.field(default_factory=set, repr=False)  # paths that were read; with a trailing dot: objects that were entered
 
-    @property
+    @functools.cached_property
     def places(self) -> tuple[Fields, ...]:
         """The single objects that this one reads from, in order."""
-        return (dataclasses.replace(self, others=()), *self.others)
+        return (dataclasses.replace(self, others=()), *self.others) if self.others else (self,)
 
     def joined(self, *others: Fields) -> Fields:
         """These fields read from further objects too; objects without content are left out."""

@@ -9,6 +9,7 @@ from typing import Any
 from dspark_jax.architectures.nn.decoder import DecoderConfig
 from dspark_jax.architectures.nn.decoder_fields import every_sixth_full, read_decoder_sizes, read_layer_kinds, read_windows, require_activation
 from dspark_jax.architectures.nn.text_part import has_towers, text_fields
+from dspark_jax.speculators_common.detect import only_architecture
 from dspark_jax.speculators_common.fields import Fields
 from dspark_jax.speculators_common.rope_config import RopeConfig
 from dspark_jax.speculators_common.rope_fields import parse_rope
@@ -53,7 +54,7 @@ def parse_gemma3(raw: Mapping[str, Any], file: str, overrides: None = None) -> G
         final_logit_softcapping=fields.number("final_logit_softcapping", above=0, default=None),
         layer_windows=read_windows(fields, kinds, _SLIDING_WINDOW),
         has_towers=has_towers(whole),
-        architecture=whole.string_list("architectures", default=("Gemma3ForCausalLM",))[0],
+        architecture=only_architecture(whole, default="Gemma3ForCausalLM"),
         family="gemma3",
         source=file,
         unknown_fields=fields.unread(),

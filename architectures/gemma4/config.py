@@ -8,6 +8,7 @@ from typing import Any
 
 from dspark_jax.architectures.nn.decoder_fields import every_sixth_full, read_decoder_sizes, read_layer_kinds, read_windows, require_activation
 from dspark_jax.architectures.nn.text_part import has_towers, text_fields
+from dspark_jax.speculators_common.detect import only_architecture
 from dspark_jax.speculators_common.fields import Fields
 from dspark_jax.speculators_common.rope_config import RopeConfig, RopeKind
 from dspark_jax.speculators_common.rope_fields import parse_rope
@@ -72,7 +73,7 @@ def parse_gemma4(raw: Mapping[str, Any], file: str, overrides: None = None) -> G
     _refuse(fields)
     global_head_dim = fields.integer("global_head_dim", minimum=2, maximum=MAX_SIZE, default=_GLOBAL_HEAD_DIM)
     sliding_head_dim, sliding_kv_heads = sizes.pop("head_dim"), sizes.pop("num_key_value_heads")
-    rope = parse_rope(fields, head_dim=global_head_dim, layer_types=("full_attention",), kinds=_ROPE_KINDS)
+    rope = parse_rope(fields, head_dim=global_head_dim, head_dim_name="global_head_dim", layer_types=("full_attention",), kinds=_ROPE_KINDS)
     sliding_rope = parse_rope(fields, head_dim=sliding_head_dim, layer_types=("sliding_attention",), kinds=_ROPE_KINDS)
     return Gemma4Config(
         **sizes,
@@ -84,7 +85,7 @@ def parse_gemma4(raw: Mapping[str, Any], file: str, overrides: None = None) -> G
         per_layer_vocab_size=fields.integer("vocab_size_per_layer_input", minimum=1, default=_VOCAB_SIZE),
         layers=_layers(fields, sizes, global_head_dim, sliding_head_dim, sliding_kv_heads),
         has_towers=has_towers(whole),
-        architecture=whole.string_list("architectures", default=("Gemma4ForCausalLM",))[0],
+        architecture=only_architecture(whole, default="Gemma4ForCausalLM"),
         family="gemma4",
         source=file,
         unknown_fields=fields.unread(),

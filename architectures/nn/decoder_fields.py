@@ -54,14 +54,10 @@ def read_decoder_sizes(fields: Fields, defaults: Mapping[str, int] | None = None
     """
     known = dict(defaults or {})
     fields.ignore(*HARMLESS_FIELDS)
-
-    def size(name: str, minimum: int = 1, maximum: int | None = MAX_SIZE) -> int:
-        return known[name] if name in known and not fields.has(name) else fields.integer(name, minimum=minimum, maximum=maximum)
-
-    hidden_size, num_heads = size("hidden_size"), size("num_attention_heads")
+    hidden_size, num_heads = _size(fields, known, "hidden_size"), _size(fields, known, "num_attention_heads")
     if "num_key_value_heads" not in required:
         known.setdefault("num_key_value_heads", num_heads)
-    num_kv_heads = size("num_key_value_heads")
+    num_kv_heads = _size(fields, known, "num_key_value_heads")
     if num_heads % num_kv_heads:
         raise fields.error("num_key_value_heads", num_kv_heads, f"a divisor of num_attention_heads {num_heads}")
     if hidden_size % num_heads == 0:
@@ -70,14 +66,20 @@ def read_decoder_sizes(fields: Fields, defaults: Mapping[str, int] | None = None
         raise fields.missing("head_dim", f"an integer, as hidden_size {hidden_size} is no multiple of num_attention_heads {num_heads}")
     return {
         "hidden_size": hidden_size,
-        "num_hidden_layers": size("num_hidden_layers", maximum=MAX_LAYERS),
+        "num_hidden_layers": _size(fields, known, "num_hidden_layers", maximum=MAX_LAYERS),
         "num_attention_heads": num_heads,
         "num_key_value_heads": num_kv_heads,
-        "head_dim": size("head_dim", minimum=2),
-        "rms_norm_eps": fields.number("rms_norm_eps", above=0, default=1e-6),
-        "vocab_size": size("vocab_size", maximum=None),
-        "max_position_embeddings": size("max_position_embeddings", maximum=None),
+        "head_dim": _size(fields, known, "head_dim", minimum=2),
+        "rms_norm_eps": fields.number("rms_norm_eps", above=0, maximum=1, default=1e-6),
+        "vocab_size": _size(fields, known, "vocab_size", maximum=None),
+        "max_position_embeddings": _size(fields, known, "max_position_embeddings", maximum=None),
     }
+
+
+def _size(fields: Fields, defaults: Mapping[str, int], name: str, *, minimum: int = 1, maximum: int | None = MAX_SIZE) -> int:
+    if name in defaults and not fields.has(name):
+        return defaults[name]
+    return fields.integer(name, minimum=minimum, maximum=maximum)
 
 
 def require_activation(fields: Fields, supported: str, *names: str) -> None:
@@ -93,7 +95,9 @@ def read_layer_kinds(fields: Fields, num_layers: int, default: Sequence[str]) ->
     kinds = fields.string_list("layer_types", default=tuple(default))
     unknown = [kind for kind in kinds if kind not in ("full_attention", "sliding_attention")]
     if unknown or len(kinds) != num_layers:
-        raise fields.error("layer_types", unknown[0] if unknown else list(kinds), f"{num_layers} entries of full_attention or sliding_attention")
+        raise fields.error(
+            "layer_types", unknown[0] if unknown else list(kinds), f"{num_layers} entries of full_attention or sliding_attention (num_hidden_layers)"
+        )
     return kinds
 
 

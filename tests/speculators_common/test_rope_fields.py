@@ -135,7 +135,7 @@ def test_the_rotating_share_comes_from_the_argument_or_else_from_the_file():
         ({"rope_parameters": {"rope_theta": 1e4, "rope_type": "yarn", "factor": 4.0}}, "max_position_embeddings: missing, allowed an integer >= 1"),
         ({"rope_parameters": YARN | {"mscale": 0.7}}, "rope_parameters.mscale: found 0.7, allowed no such field"),
         ({"rope_parameters": YARN | {"truncate": False}}, "rope_parameters.truncate: found False, allowed true"),
-        ({"rope_parameters": YARN | {"beta_fast": 1}}, "rope_parameters.beta_fast: found 1, allowed a finite number > 1.0"),
+        ({"rope_parameters": YARN | {"beta_fast": 1}}, "rope_parameters.beta_fast: found 1.0, allowed a finite number > 1.0"),
         ({"rope_theta": 1e4, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_scaling.type: found 'dynamic', allowed default, linear"),
         ({"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, "rope_parameters.rope_theta or rope_theta: missing, allowed a finite number"),
         ({"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, "(RoPE type 'linear')"),
