@@ -22,6 +22,7 @@ from dspark_jax.speculators_common.errors import DSparkError
 COMMANDS = {
     "generate": ("dspark_jax.pipelines.commands.generate", "generate text; with a draft faster, and the same text"),
     "info": ("dspark_jax.pipelines.commands.info", "say what a checkpoint is, and whether a draft fits a target"),
+    "convert": ("dspark_jax.pipelines.commands.convert", "write a draft in the other published format"),
     "bench": ("dspark_jax.pipelines.commands.bench", "plain against speculative decoding, in one process"),
 }
 BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 2, 130, 141  # the last two as a shell reports the signals: 128 + SIGINT, 128 + SIGPIPE

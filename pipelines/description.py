@@ -14,13 +14,13 @@ from typing import Any
 from dspark_jax.architectures.drafting.tables import tables_of
 from dspark_jax.architectures.nn import attention
 from dspark_jax.architectures.registry import SupportedArchitecture, retrieve
-from dspark_jax.pipelines.checkpoint import Checkpoint, open_target
+from dspark_jax.pipelines.checkpoint import Checkpoint, open_target, with_draft_names
 from dspark_jax.pipelines.load_choices import choice_lines, draft_choices, in_bytes
 from dspark_jax.pipelines.loading import check_against, parse_checkpoint
 from dspark_jax.pipelines.tokenizer import open_tokenizer, stop_ids
 from dspark_jax.speculators_common.draft_config import Choice, LayerMask
 from dspark_jax.speculators_common.rope_config import RopeConfig
-from dspark_jax.speculators_common.weight_adapters import TensorSource, check_tensors, without_model_prefix
+from dspark_jax.speculators_common.weight_adapters import TensorSource, check_tensors
 
 _ABOUT_THE_FILE = frozenset({"architecture", "family", "source", "choices", "unknown_fields"})  # config fields that are shown elsewhere
 
@@ -53,13 +53,14 @@ def describe(path: Path | str, *, kind: str | None = None) -> Description:
     """
     checkpoint = open_target(path)
     entry, config = parse_checkpoint(checkpoint, kind or retrieve(checkpoint.architecture).kind)
-    tensors = without_model_prefix(checkpoint.tensors) if entry.kind == "draft" else checkpoint.tensors
-    recipes = entry.recipes(config, tensors.keys())
     if entry.kind == "draft":
-        tables = tables_of(config, tensors.keys())
+        checkpoint = with_draft_names(checkpoint)
+    recipes = entry.recipes(config, checkpoint.tensors.keys())
+    if entry.kind == "draft":
+        tables = tables_of(config, checkpoint.tensors.keys())
         if tables.lm_head == "target_rows":  # no target is at hand that could lend the tensor
             recipes = {parameter: recipe for parameter, recipe in recipes.items() if "lm_head.weight" not in recipe.tensors}
-    check_tensors(recipes, tensors, file=str(checkpoint.path), ignored=tuple(entry.ignored(config)))
+    check_tensors(recipes, checkpoint.tensors, file=str(checkpoint.path), ignored=tuple(entry.ignored(config)))
     weights = [tensor for tensor in checkpoint.tensors.values() if "float" in tensor.dtype]
     return Description(
         checkpoint=checkpoint,

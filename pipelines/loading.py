@@ -14,13 +14,13 @@ from dspark_jax.architectures.drafting.tables import DraftTables, tables_of
 from dspark_jax.architectures.module_loading import load_module
 from dspark_jax.architectures.recurrent_state import refuse_recurrent_state
 from dspark_jax.architectures.registry import SupportedArchitecture, retrieve
-from dspark_jax.pipelines.checkpoint import Checkpoint, open_checkpoint, open_target
+from dspark_jax.pipelines.checkpoint import Checkpoint, open_checkpoint, open_target, with_draft_names
 from dspark_jax.pipelines.tokenizer import Tokenizer, open_tokenizer, stop_ids
 from dspark_jax.speculators_common.draft_config import DraftConfig, DraftOverrides
 from dspark_jax.speculators_common.errors import CheckpointError, PairError
 from dspark_jax.speculators_common.pair_checks import check_pair
 from dspark_jax.speculators_common.vocab_map import target_id_table
-from dspark_jax.speculators_common.weight_adapters import TensorSource, without_model_prefix
+from dspark_jax.speculators_common.weight_adapters import TensorSource
 
 _WEIGHT_SUFFIXES = frozenset({".safetensors", ".pt", ".pth", ".bin", ".npy", ".npz"})
 
@@ -76,15 +76,26 @@ def load_target(path: Path | str, dtype: DTypeLike) -> LoadedTarget:
 
 def load_draft(path: Path | str, target: LoadedTarget, dtype: DTypeLike, overrides: DraftOverrides | None = None) -> LoadedDraft:
     """The draft in directory `path`, checked against `target` before any weight is read."""
-    checkpoint = open_checkpoint(path)
+    checkpoint = with_draft_names(open_checkpoint(path))
     entry, config = parse_checkpoint(checkpoint, "draft", overrides)
     check_against(config, target.config)
     refuse_side_files(checkpoint)
     config = config.for_target(target.config.num_hidden_layers)
-    stored = without_model_prefix(checkpoint.tensors)
-    tables = tables_of(config, stored.keys())
+    tables = tables_of(config, checkpoint.tensors.keys())
     check_borrowed(config, tables, target.config)
-    tensors = with_target_rows(stored, config, tables, target.checkpoint)
+    tensors = with_target_rows(checkpoint.tensors, config, tables, target.checkpoint)
+    return build_draft(checkpoint, entry, config, tables, tensors, dtype)
+
+
+def build_draft(
+    checkpoint: Checkpoint,
+    entry: SupportedArchitecture,
+    config: DraftConfig,
+    tables: DraftTables,
+    tensors: Mapping[str, TensorSource],
+    dtype: DTypeLike,
+) -> LoadedDraft:
+    """The module of a parsed draft, filled with `tensors`: those of the checkpoint and, under the same names, what `tables` takes from elsewhere."""
     module = load_module(
         lambda: entry.build(config, dtype=dtype, tables=tables),
         entry.recipes(config, tensors.keys()),
@@ -131,11 +142,18 @@ def with_target_rows(tensors: Mapping[str, TensorSource], config: DraftConfig, t
         return tensors
     stored = {name: tensors[name].read() for name in ("d2t", "t2d") if name in tensors}
     ids = target_id_table(vocab_size=config.vocab_size, draft_vocab_size=config.draft_vocab_size, file=Path(config.source).parent, **stored)
-    # Multimodal layouts put a prefix before either name.
-    heads = [name for table in ("lm_head.weight", "embed_tokens.weight") for name in target.tensors if f".{name}".endswith(f".{table}")]
-    if not heads:
-        raise PairError(f"{config.source}: no lm_head.weight in the draft, and none to share in {target.path}")
-    return {**tensors, "lm_head.weight": _Rows(target.tensors[heads[0]], np.asarray(ids))}
+    head = target_table(target, "lm_head.weight", config)
+    return {**tensors, "lm_head.weight": _Rows(head, np.asarray(ids))}
+
+
+def target_table(target: Checkpoint, name: str, draft: DraftConfig) -> TensorSource:
+    """The target's table for the draft's missing tensor `name`; a tied target's embedding is its head too. `PairError` if there is none."""
+    names = ("lm_head.weight", "embed_tokens.weight") if name == "lm_head.weight" else (name,)
+    # Multimodal layouts put a prefix before the name.
+    found = [stored for table in names for stored in target.tensors if f".{stored}".endswith(f".{table}")]
+    if not found:
+        raise PairError(f"{draft.source}: no {name} in the draft, and none to share in {target.path}")
+    return target.tensors[found[0]]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,15 +25,42 @@ def replaced_directory(directory: Path | str, *, replaceable: Collection[str]) -
     """
     final = Path(directory).resolve()
     _check_replaceable(final, replaceable)
+    with _written(final, _put_in_place) as fresh:
+        yield fresh
+
+
+@contextmanager
+def new_directory(directory: Path | str) -> Iterator[Path]:
+    """An empty directory to write into; when the body ends it becomes `directory`, which must not exist yet, in one step.
+
+    If the body or the process fails, there is no `directory`. A `DSparkError` if something is there, before the body or after it.
+    """
+    check_absent(directory)
+    final = Path(directory).resolve()
+    with _written(final, _put_where_nothing_is) as fresh:
+        yield fresh
+
+
+def check_absent(directory: Path | str) -> None:
+    """Raise a `DSparkError` if there is something at this path, a link that leads nowhere included."""
+    if os.path.lexists(Path(directory)):
+        raise DSparkError(f"{directory}: exists already, allowed a path where nothing is")
+
+
+@contextmanager
+def _written(final: Path, put: Callable[[Path, Path], None]) -> Iterator[Path]:
+    """A directory beside `final`, which `put` moves there once all of it is on the disk; it is gone whatever happens."""
     final.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(prefix=f".{final.name}.", suffix=".saving", dir=final.parent))
     try:
         yield fresh
-        fresh.chmod(0o777 & ~_umask())
+        allowed = ~_umask()
+        fresh.chmod(0o777 & allowed)
         for file in fresh.iterdir():
+            file.chmod(0o666 & allowed)  # some libraries write files that their owner alone can read
             _flush(file)
         _flush(fresh)
-        _put_in_place(fresh, final)
+        put(fresh, final)
         _flush(final.parent)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
@@ -63,6 +90,11 @@ def _put_in_place(fresh: Path, final: Path) -> None:
             old.rename(final)
             raise
         shutil.rmtree(old, ignore_errors=True)
+
+
+def _put_where_nothing_is(fresh: Path, final: Path) -> None:
+    check_absent(final)
+    fresh.rename(final)
 
 
 def _exchanged(fresh: Path, final: Path) -> bool:

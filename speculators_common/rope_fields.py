@@ -68,6 +68,11 @@ def stated_partial_rotary_factor(fields: Fields, layer_types: Sequence[str] = ("
     return everywhere.number("partial_rotary_factor", above=0, maximum=1, default=None)
 
 
+def usual_attention_factor(factor: float) -> float:
+    """The attention factor of a yarn rotation that states none."""
+    return 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
 def _llama3(section: Fields, rope: RopeConfig) -> RopeConfig:
     low, high = section.number("low_freq_factor", above=0), section.number("high_freq_factor", above=0)
     if high <= low:
@@ -91,12 +96,11 @@ def _yarn(fields: Fields, section: Fields, rope: RopeConfig) -> RopeConfig:
     if fast <= slow:
         raise section.error("beta_fast", fast, f"a finite number > {slow} (beta_slow)")
     original = section.integer("original_max_position_embeddings", minimum=1, default=0)
-    usual = 0.1 * math.log(rope.factor) + 1.0 if rope.factor > 1 else 1.0
     return dataclasses.replace(
         rope,
         beta_slow=slow,
         beta_fast=fast,
-        attention_factor=section.number("attention_factor", above=0, default=usual),
+        attention_factor=section.number("attention_factor", above=0, default=usual_attention_factor(rope.factor)),
         original_max_position_embeddings=original or fields.integer("max_position_embeddings", minimum=1),
     )
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dspark_jax.speculators_common import atomic_directory
-from dspark_jax.speculators_common.atomic_directory import replaced_directory
+from dspark_jax.speculators_common.atomic_directory import new_directory, replaced_directory
 from dspark_jax.speculators_common.errors import DSparkError
 
 FILES = ("a", "b")
@@ -87,7 +87,7 @@ def test_a_failing_second_rename_brings_the_old_directory_back(tmp_path: Path, m
 
 KILLED = """
 import os, signal, sys
-from dspark_jax.speculators_common.atomic_directory import replaced_directory
+from dspark_jax.speculators_common.atomic_directory import new_directory, replaced_directory
 with replaced_directory(sys.argv[1], replaceable=("a", "b")) as fresh:
     (fresh / "a").write_text("second")
     os.kill(os.getpid(), signal.SIGKILL)
@@ -120,3 +120,57 @@ def test_a_link_is_followed(tmp_path: Path) -> None:
     write(tmp_path / "link", "second")
     assert (tmp_path / "link").is_symlink()
     assert content(tmp_path / "real") == {"a": "second", "b": "second"}
+
+
+def test_a_new_directory_appears_whole(tmp_path: Path) -> None:
+    with new_directory(tmp_path / "deep" / "draft") as fresh:
+        (fresh / "a").write_text("first")
+        assert not (tmp_path / "deep" / "draft").exists()
+    assert content(tmp_path / "deep" / "draft") == {"a": "first"}
+    assert [entry.name for entry in (tmp_path / "deep").iterdir()] == ["draft"]
+
+
+def test_whoever_may_read_other_new_files_may_read_these(tmp_path: Path) -> None:
+    (tmp_path / "other").touch()
+    with new_directory(tmp_path / "draft") as fresh:
+        (fresh / "a").touch(mode=0o600)
+    assert (tmp_path / "draft" / "a").stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
+def test_a_new_directory_whose_writing_fails_never_appears(tmp_path: Path) -> None:
+    def write_half() -> None:
+        with new_directory(tmp_path / "draft") as fresh:
+            (fresh / "a").write_text("first")
+            raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        write_half()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["empty directory", "directory", "file", "broken link"])
+@pytest.mark.parametrize("early", [True, False])
+def test_a_new_directory_takes_the_place_of_nothing(tmp_path: Path, kind: str, early: bool) -> None:
+    final = tmp_path / "draft"
+
+    def occupy() -> None:
+        if kind == "file":
+            final.write_text("mine")
+        elif kind == "broken link":
+            final.symlink_to("nowhere")
+        else:
+            final.mkdir()
+            if kind == "directory":
+                (final / "mine").touch()
+
+    def write_new() -> None:
+        with new_directory(final) as fresh:
+            (fresh / "a").write_text("first")
+            occupy()  # while it is written
+
+    if early:
+        occupy()
+    with pytest.raises(DSparkError, match=r"draft: exists already, allowed a path where nothing is"):
+        write_new()
+    assert [entry.name for entry in tmp_path.iterdir()] == ["draft"]
+    assert not (final / "a").exists()
