@@ -41,6 +41,9 @@ def fill_module(
     if unfilled:
         raise DSparkError(f"{file}: parameters without a weight recipe: {', '.join(unfilled)}")
     check_tensors(recipes, tensors, file=file, ignored=ignored)
+    for path, recipe in recipes.items():
+        if path not in wanted and not recipe.is_floating:
+            recipe.assemble([tensors[name].read() for name in recipe.tensors])  # a table of ids that leaves no parameter is checked all the same
     loaded = {}
     held: dict[str, np.ndarray] = {}
     for path, recipe in used.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
@@ -13,8 +14,9 @@ from dspark_jax.pipelines.safetensors_file import SafetensorsTensor, open_safete
 from dspark_jax.speculators_common.compact_format import ARCHITECTURE as COMPACT_ARCHITECTURE
 from dspark_jax.speculators_common.compact_format import DSPARK_JSON, check_label
 from dspark_jax.speculators_common.errors import CheckpointError, collected_error, field_error, missing_field
+from dspark_jax.speculators_common.weight_adapters import without_model_prefix
 
-__all__ = ["DEMO_TARGET", "Checkpoint", "open_checkpoint", "open_target"]
+__all__ = ["DEMO_TARGET", "Checkpoint", "open_checkpoint", "open_target", "with_draft_names"]
 
 DEMO_TARGET = "smollm2"
 _CONFIG = "config.json"
@@ -58,6 +60,11 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
     generation_file = directory / _GENERATION_CONFIG
     generation_config = read_json_object(generation_file) if generation_file.is_file() else {}
     return _checkpoint(directory, config, config_file, _architecture(config, config_file), generation_config)
+
+
+def with_draft_names(checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint of a draft with its tensors under the names of the formats, without the `model.` that some writers put before every name."""
+    return dataclasses.replace(checkpoint, tensors=without_model_prefix(checkpoint.tensors))
 
 
 def _open_compact(directory: Path, compact_file: Path) -> Checkpoint:

@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 
 from dspark_jax.architectures.drafting.tables import tables_of
 from dspark_jax.architectures.registry import SupportedArchitecture, retrieve
-from dspark_jax.pipelines.checkpoint import Checkpoint, open_checkpoint, open_target
+from dspark_jax.pipelines.checkpoint import Checkpoint, open_checkpoint, open_target, with_draft_names
 from dspark_jax.pipelines.draft_equality import check_equal_drafts
 from dspark_jax.pipelines.loading import check_against, parse_checkpoint, planned_draft, read_draft, refuse_side_files, target_table
 from dspark_jax.speculators_common.atomic_directory import check_absent, new_directory
@@ -113,7 +113,7 @@ def _open_source(
     path: Path | str, written: DraftFormat, target: Path | str | None, target_name: str | None, overrides: DraftOverrides | None
 ) -> _Source:
     """The source, checked as for running it as far as headers show, and completed with what is known of its target."""
-    checkpoint = open_checkpoint(path)
+    checkpoint = with_draft_names(open_checkpoint(path))
     entry, config = parse_checkpoint(checkpoint, "draft", overrides)
     if config.family in written.families:
         raise field_error(

@@ -14,7 +14,7 @@ from typing import Any
 from dspark_jax.architectures.drafting.tables import tables_of
 from dspark_jax.architectures.nn import attention
 from dspark_jax.architectures.registry import SupportedArchitecture
-from dspark_jax.pipelines.checkpoint import Checkpoint, open_target
+from dspark_jax.pipelines.checkpoint import Checkpoint, open_target, with_draft_names
 from dspark_jax.pipelines.load_choices import choice_lines, draft_choices, in_bytes
 from dspark_jax.pipelines.loading import check_against, parse_checkpoint
 from dspark_jax.pipelines.tokenizer import open_tokenizer, stop_ids
@@ -53,6 +53,8 @@ def describe(path: Path | str, *, kind: str | None = None, overrides: DraftOverr
     """
     checkpoint = open_target(path)
     entry, config = parse_checkpoint(checkpoint, kind, overrides)
+    if entry.kind == "draft":
+        checkpoint = with_draft_names(checkpoint)
     recipes = entry.recipes(config, checkpoint.tensors.keys())
     if entry.kind == "draft":
         tables = tables_of(config, checkpoint.tensors.keys())

@@ -15,7 +15,7 @@ from dspark_jax.architectures.drafting.tables import DraftTables, tables_of
 from dspark_jax.architectures.module_loading import fill_module
 from dspark_jax.architectures.recurrent_state import refuse_recurrent_state
 from dspark_jax.architectures.registry import SupportedArchitecture, retrieve
-from dspark_jax.pipelines.checkpoint import Checkpoint, open_checkpoint, open_target
+from dspark_jax.pipelines.checkpoint import Checkpoint, open_checkpoint, open_target, with_draft_names
 from dspark_jax.pipelines.tokenizer import Tokenizer, open_tokenizer, stop_ids
 from dspark_jax.speculators_common.draft_config import DraftConfig, DraftOverrides
 from dspark_jax.speculators_common.errors import CheckpointError, PairError
@@ -112,7 +112,7 @@ def prepare_target(path: Path | str, dtype: DTypeLike) -> PreparedTarget:
 
 def prepare_draft(path: Path | str, target: AnyTarget, dtype: DTypeLike, overrides: DraftOverrides | None = None) -> PreparedDraft:
     """The draft in directory `path`, checked against `target`; of its tensors a vocabulary map alone is read, where it picks target rows."""
-    checkpoint = open_checkpoint(path)
+    checkpoint = with_draft_names(open_checkpoint(path))
     entry, config = parse_checkpoint(checkpoint, "draft", overrides)
     check_against(config, target.config)
     refuse_side_files(checkpoint)

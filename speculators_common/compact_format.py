@@ -6,6 +6,7 @@ always the target's. `dspark.json` decides; the `config.json` beside it only mak
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import re
 from collections.abc import Mapping
@@ -13,16 +14,26 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dspark_jax.speculators_common.draft_config import FINAL, DraftConfig, DraftOverrides, LayerMask, SlotThresholds
-from dspark_jax.speculators_common.draft_fields import MAX_BLOCK_SIZE, MAX_LAYERS
-from dspark_jax.speculators_common.errors import CheckpointError, PairError, field_error
+from dspark_jax.speculators_common.errors import CheckpointError, PairError, field_error, shown
 from dspark_jax.speculators_common.fields import Fields
 from dspark_jax.speculators_common.rope_config import RopeConfig
+from dspark_jax.speculators_common.size_limits import MAX_BLOCK_SIZE, MAX_LAYERS, MAX_SIZE
 
 DSPARK_JSON = "dspark.json"
 ARCHITECTURE = "DsparkDrafter"
 SequenceHead = Literal["markov", "rnn"]
 _KIND, _VARIANT, _VERSION = "dspark-drafter", "dspark", 1
 _NO_ROTATION = RopeConfig(theta=1.0, rotary_dim=0)
+# Key in `config` -> field of `CompactSettings`, largest value; the smallest is 1.
+_SIZES = {
+    "gamma": ("block_size", MAX_BLOCK_SIZE),
+    "dDraft": ("hidden_size", MAX_SIZE),
+    "nLayers": ("num_hidden_layers", MAX_LAYERS),
+    "nHeads": ("num_attention_heads", MAX_SIZE),
+    "markovRank": ("markov_rank", MAX_SIZE),
+    "ffMult": ("feed_forward_multiple", MAX_SIZE),
+}
+_MAX_LISTED_FAULTS = 10
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,9 +82,9 @@ def from_compact(raw: Mapping[str, Any], file: Path | str, overrides: DraftOverr
     config = compact_config(
         settings,
         CompactDims(
-            hidden_size=dims.integer("hiddenSize", minimum=1),
+            hidden_size=dims.integer("hiddenSize", minimum=1, maximum=MAX_SIZE),
             vocab_size=dims.integer("vocabSize", minimum=1),
-            rms_norm_eps=dims.number("eps", above=0),
+            rms_norm_eps=dims.number("eps", above=0, maximum=1),
         ),
         target_id=top.string("target_id"),
         file=file,
@@ -221,13 +232,12 @@ def _read_settings(config: Fields) -> CompactSettings:
     sts = config.section("sts")
     defaults = CompactSettings()
     head = config.string("seqHead", choices=("markov", "rnn"), default="markov")
+    sizes = {
+        attribute: config.integer(name, minimum=1, maximum=maximum, default=getattr(defaults, attribute))
+        for name, (attribute, maximum) in _SIZES.items()
+    }
     return CompactSettings(
-        block_size=config.integer("gamma", default=defaults.block_size),
-        hidden_size=config.integer("dDraft", default=defaults.hidden_size),
-        num_hidden_layers=config.integer("nLayers", default=defaults.num_hidden_layers),
-        num_attention_heads=config.integer("nHeads", default=defaults.num_attention_heads),
-        markov_rank=config.integer("markovRank", default=defaults.markov_rank),
-        feed_forward_multiple=config.integer("ffMult", default=defaults.feed_forward_multiple),
+        **sizes,
         tap_layers=config.int_list("tapLayers", default=defaults.tap_layers),
         sequence_head="rnn" if head == "rnn" else "markov",
         thresholds=_read_thresholds(sts) if config.has("sts") else None,
@@ -244,26 +254,18 @@ def _read_thresholds(sts: Fields) -> SlotThresholds:
 
 
 def _check_settings(settings: CompactSettings, file: Path | str) -> None:
-    positive = {
-        "gamma": settings.block_size,
-        "dDraft": settings.hidden_size,
-        "nLayers": settings.num_hidden_layers,
-        "nHeads": settings.num_attention_heads,
-        "markovRank": settings.markov_rank,
-        "ffMult": settings.feed_forward_multiple,
-    }
-    bounds = {"gamma": MAX_BLOCK_SIZE, "nLayers": MAX_LAYERS}
-    for name, value in positive.items():
-        if value < 1:
-            raise field_error(file, f"config.{name}", value, "an integer >= 1")
-        if value > bounds.get(name, value):
-            raise field_error(file, f"config.{name}", value, f"an integer <= {bounds[name]}")
+    for name, (attribute, maximum) in _SIZES.items():
+        value = getattr(settings, attribute)
+        if not 1 <= value <= maximum:
+            raise field_error(file, f"config.{name}", value, f"an integer >= 1 and <= {maximum}")
+    if settings.feed_forward_multiple * settings.hidden_size > MAX_SIZE:
+        raise field_error(file, "config.ffMult", settings.feed_forward_multiple, f"at most {MAX_SIZE} / dDraft {settings.hidden_size}")
     if settings.hidden_size % settings.num_attention_heads:
         raise field_error(file, "config.dDraft", settings.hidden_size, f"a multiple of nHeads {settings.num_attention_heads}")
     taps = settings.tap_layers
-    if not taps or taps[0] < 0 or list(taps) != sorted(set(taps)):
+    if not taps or taps[0] < 0 or taps[-1] > MAX_LAYERS or list(taps) != sorted(set(taps)):
         convention = "x = residual stream after layer x, the target's depth = after its final norm"
-        raise field_error(file, "config.tapLayers", list(taps), f"a non-empty, strictly increasing list of ids from 0 on ({convention})")
+        raise field_error(file, "config.tapLayers", list(taps), f"a non-empty, strictly increasing list of ids from 0 to {MAX_LAYERS} ({convention})")
     thresholds = () if settings.thresholds is None else settings.thresholds.values
     if settings.thresholds is not None and len(thresholds) != settings.block_size:
         allowed = f"one number for each of gamma {settings.block_size} slots, found {len(thresholds)}"
@@ -273,16 +275,24 @@ def _check_settings(settings: CompactSettings, file: Path | str) -> None:
 def _check_sizes_in_target_id(top: Fields, config: DraftConfig) -> None:
     sizes = re.search(r"@(\d+)x(\d+)$", config.target_name or "")
     own = (config.target_hidden_size, config.vocab_size)
-    if sizes is not None and (int(sizes[1]), int(sizes[2])) != own:
+    if sizes is not None and sizes.groups() != (str(own[0]), str(own[1])):
         raise top.error("target_id", config.target_name, f"an id that ends in @{own[0]}x{own[1]}, the hiddenSize and vocabSize of dims")
 
 
+def _table_size(config: DraftConfig) -> str:
+    return f"nLayers {config.num_hidden_layers}, seqHead {'rnn' if config.markov_head_type == 'tanh_rnn' else 'markov'}"
+
+
 def _check_param_names(top: Fields, config: DraftConfig) -> None:
-    stated, expected = top.string_list("param_names"), list(tensor_shapes(config))
+    stated, expected = collections.Counter(top.string_list("param_names")), tensor_shapes(config)
     faults = [
         *(f"{name!r} missing" for name in expected if name not in stated),
-        *(f"{name!r} unexpected" for name in stated if name not in expected),
-        *(f"{name!r} twice" for name in dict.fromkeys(stated) if stated.count(name) > 1),
+        *(f"{shown(name)} unexpected" for name in stated if name not in expected),
+        *(f"{shown(name)} twice" for name, count in stated.items() if count > 1),
     ]
+    if len(faults) > _MAX_LISTED_FAULTS:
+        faults[_MAX_LISTED_FAULTS:] = [f"and {len(faults) - _MAX_LISTED_FAULTS} more"]
     if faults:
-        raise CheckpointError(f"{top.file}: param_names: {', '.join(faults)}; allowed the {len(expected)} tensors that config describes")
+        raise CheckpointError(
+            f"{top.file}: param_names: {', '.join(faults)}; allowed the {len(expected)} tensors that config describes ({_table_size(config)})"
+        )

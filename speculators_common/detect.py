@@ -32,6 +32,7 @@ _OTHER_ARCHITECTURES: Mapping[str, DraftFamily] = {
     "DFlashDraftModel": "zlab_dflash",
     "DsparkDrafter": "compact",
 }
+_SPECULATORS_FIELDS = ("speculators_config", "aux_hidden_state_layer_ids")  # in no draft of another library
 _REFUSED_MARKERS = {"DeepseekV4": "DeepSeek-V4", "DFlash2": "DFlash2", "Eagle": "Eagle"}
 _KNOWN_ARCHITECTURES = tuple(sorted({*_OTHER_ARCHITECTURES, *(name for names in _SPECULATORS_ARCHITECTURES.values() for name in names)}))
 
@@ -53,6 +54,9 @@ def draft_family(raw: Mapping[str, Any], file: Path | str, *, has_dspark_json: b
         raise field_error(file, "architectures", architecture, ", ".join(_KNOWN_ARCHITECTURES) + hint)
     if fields.has("speculators_model_type"):
         return _speculators_family(fields, architecture)
+    if architecture == "DFlashDraftModel" and any(place.has(name) for place in _block_places(fields) for name in _SPECULATORS_FIELDS):
+        allowed = f"dflash, as {' or '.join(_SPECULATORS_FIELDS)} is stated, or neither of them in a z-lab draft"
+        raise fields.missing("speculators_model_type", allowed)
     if architecture in _OTHER_ARCHITECTURES:
         return _OTHER_ARCHITECTURES[architecture]
     raise fields.missing("speculators_model_type", f"{' or '.join(_SPECULATORS_FAMILIES)} beside the architecture {architecture!r}")
@@ -67,8 +71,10 @@ def require_family(raw: Mapping[str, Any], file: Path | str, wanted: DraftFamily
         )
 
 
-def only_architecture(fields: Fields) -> str:
-    """The single name in `architectures`; every other number of names is a `CheckpointError`."""
+def only_architecture(fields: Fields, *, default: str | None = None) -> str:
+    """The single name in `architectures`, or `default` where a file may leave it out; every other number of names is a `CheckpointError`."""
+    if default is not None and not fields.has("architectures"):
+        return default
     names = fields.string_list("architectures")
     if len(names) != 1:
         raise fields.error("architectures", list(names), "a list of exactly one name")
@@ -81,6 +87,10 @@ def _speculators_family(fields: Fields, architecture: str) -> DraftFamily:
         allowed = f"{' or '.join(_SPECULATORS_ARCHITECTURES[kind])} beside speculators_model_type {kind!r}"
         raise fields.error("architectures", architecture, allowed)
     return _SPECULATORS_FAMILIES[kind]
+
+
+def _block_places(fields: Fields) -> tuple[Fields, ...]:
+    return (fields, fields.section("dflash_config"))
 
 
 def refused_title(architecture: str) -> str | None:

@@ -6,14 +6,15 @@ The formats differ in where values lie and what may be missing; the rules that t
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TypedDict
 
 from dspark_jax.speculators_common.draft_config import Choice, DraftOverrides, MarkovHeadType
 from dspark_jax.speculators_common.errors import field_error
 from dspark_jax.speculators_common.fields import Fields, agreed
-from dspark_jax.speculators_common.rope_config import RopeConfig
-from dspark_jax.speculators_common.rope_fields import parse_rope, stated_partial_rotary_factor
+from dspark_jax.speculators_common.rope_config import RopeConfig, RopeKind
+from dspark_jax.speculators_common.rope_fields import USUAL_KINDS, parse_rope, stated_partial_rotary_factor
+from dspark_jax.speculators_common.size_limits import MAX_BLOCK_SIZE, MAX_LAYERS, MAX_SIZE
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 LAYOUT_FLAG = "--sample-from-anchor/--no-sample-from-anchor"
@@ -63,9 +64,6 @@ HARMLESS_FIELDS = frozenset(
     }
 )
 
-MAX_BLOCK_SIZE = 256  # published drafts have 5 to 16 slots
-MAX_LAYERS = 1024  # published drafts have 1 to 6 layers; a record has an entry for each
-
 
 class Geometry(TypedDict):
     """The `DraftConfig` fields that give the network its sizes."""
@@ -95,30 +93,30 @@ class Heads(TypedDict):
 NO_HEADS = Heads(markov_rank=0, markov_head_type="none", enable_confidence_head=False, confidence_head_with_markov=False)
 
 
-def read_geometry(top: Fields, nested: Fields) -> Geometry:
+def read_geometry(top: Fields, nested: Fields, *, kv_heads_name: str = "num_key_value_heads", head_dim_name: str = "head_dim") -> Geometry:
     """The sizes, from the top level and from `transformer_layer_config`.
 
     Both must agree where both speak, except on layer count and vocabulary: there the nested values win, because a writer may keep the
-    target's beside them.
+    target's beside them. A format whose files keep the target's head sizes too says which fields are the draft's.
     """
     both = top.joined(nested)
     num_layers, vocab = (next((place for place in (nested, top) if place.has(name)), both) for name in ("num_hidden_layers", "vocab_size"))
     top.ignore("num_hidden_layers", "vocab_size")
-    heads, kv_heads = (both.integer(name, minimum=1) for name in ("num_attention_heads", "num_key_value_heads"))
+    heads, kv_heads = (both.integer(name, minimum=1, maximum=MAX_SIZE) for name in ("num_attention_heads", kv_heads_name))
     if heads % kv_heads:
-        raise both.error("num_key_value_heads", kv_heads, f"a divisor of num_attention_heads {heads}")
-    hidden_size = both.integer("hidden_size", minimum=1)
+        raise both.error(kv_heads_name, kv_heads, f"a divisor of num_attention_heads {heads}")
+    hidden_size = both.integer("hidden_size", minimum=1, maximum=MAX_SIZE)
     return Geometry(
         hidden_size=hidden_size,
-        intermediate_size=both.integer("intermediate_size", minimum=1),
+        intermediate_size=both.integer("intermediate_size", minimum=1, maximum=MAX_SIZE),
         num_hidden_layers=num_layers.integer("num_hidden_layers", minimum=1, maximum=MAX_LAYERS),
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
-        head_dim=both.integer("head_dim", minimum=1),
-        rms_norm_eps=both.number("rms_norm_eps", above=0),
+        head_dim=both.integer(head_dim_name, minimum=1, maximum=MAX_SIZE),
+        rms_norm_eps=both.number("rms_norm_eps", above=0, maximum=1),
         attention_bias=both.boolean("attention_bias", default=False),
         vocab_size=vocab.integer("vocab_size", minimum=1),
-        target_hidden_size=top.integer("target_hidden_size", minimum=1, default=hidden_size),
+        target_hidden_size=top.integer("target_hidden_size", minimum=1, maximum=MAX_SIZE, default=hidden_size),
         max_position_embeddings=both.integer("max_position_embeddings", minimum=1),
     )
 
@@ -150,12 +148,12 @@ def read_taps(fields: Fields, name: str, *, shift: int, num_target_layers: int |
     ids = fields.int_list(name)
     taps = tuple(x + shift for x in ids)
     unordered = any(later <= earlier for earlier, later in itertools.pairwise(taps))
-    beyond = num_target_layers is not None and any(tap >= num_target_layers for tap in taps)
+    beyond = any(tap >= (num_target_layers or MAX_LAYERS) for tap in taps)
     if not taps or unordered or taps[0] < 0 or beyond:
         end = (
             "below the target's last layer"
             if num_target_layers is None
-            else f"{num_target_layers - 1 - shift} for a target of {num_target_layers} layers"
+            else f"{num_target_layers - 1 - shift} for a target of {num_target_layers} layers (num_target_layers)"
         )
         raise fields.error(name, list(ids), f"a non-empty, strictly increasing list of ids from {-shift} to {end}, {convention}")
     return taps
@@ -176,6 +174,8 @@ def read_heads(fields: Fields, *, rank: int, head_type: str, enabled: bool, with
     """The heads in one normal form: rank 0 has the head type `none`, a disabled confidence head wants no Markov input."""
     if rank < 0:
         raise fields.error("markov_rank", rank, f"an integer >= 0 (markov_head_type is {head_type!r})")
+    if rank > MAX_SIZE:
+        raise fields.error("markov_rank", rank, f"an integer <= {MAX_SIZE}")
     known = next((name for name in MARKOV_HEAD_TYPES if name == head_type.lower()), None)
     if known is None:
         raise fields.error("markov_head_type", head_type, f"{', '.join(MARKOV_HEAD_TYPES)} (markov_rank is {rank})")
@@ -192,15 +192,22 @@ def read_heads(fields: Fields, *, rank: int, head_type: str, enabled: bool, with
 
 
 def read_rope(
-    fields: Fields, *, head_dim: int, layer_types: Sequence[str], overrides: DraftOverrides | None
+    fields: Fields,
+    *,
+    head_dim: int,
+    layer_types: Sequence[str],
+    overrides: DraftOverrides | None,
+    head_dim_name: str = "head_dim",
+    kinds: Collection[RopeKind] = USUAL_KINDS,
+    is_drafts_share: bool = False,
 ) -> tuple[RopeConfig, tuple[Choice, ...]]:
-    """The draft's rotary settings. The whole head rotates unless the user states otherwise.
+    """The draft's rotary settings, of one of `kinds`. Every departure from the file is recorded.
 
-    A `partial_rotary_factor` in a draft's file is a leftover of the target's config: the libraries that train drafts rotate the whole head.
-    Every departure is recorded.
+    A `partial_rotary_factor` in a draft's file is a leftover of the target's config, unless `is_drafts_share` says that the format states the share
+    the draft was trained with: the other libraries that train drafts rotate the whole head.
     """
     stated = stated_partial_rotary_factor(fields, layer_types)
-    factor = 1.0
+    factor = stated if is_drafts_share else 1.0
     choices: tuple[Choice, ...] = ()
     override = None if overrides is None else overrides.partial_rotary_factor
     if override is not None:
@@ -208,10 +215,25 @@ def read_rope(
             raise field_error(fields.file, ROTARY_FLAG, override, "a number > 0 and <= 1")
         reason = f"stated by the user; the file says {'nothing' if stated is None else stated}"
         factor, choices = override, (Choice(name="partial_rotary_factor", value=str(override), reason=reason, flag=ROTARY_FLAG),)
-    elif stated not in (None, 1.0):
+    elif stated not in (None, factor):
         reason = f"the file says {stated}, as copied from a target; drafts are trained with the whole head rotated"
         choices = (Choice(name="partial_rotary_factor", value="1.0", reason=reason, flag=ROTARY_FLAG),)
-    return parse_rope(fields, head_dim=head_dim, partial_rotary_factor=factor, layer_types=layer_types), choices
+    rope = parse_rope(fields, head_dim=head_dim, head_dim_name=head_dim_name, partial_rotary_factor=factor, layer_types=layer_types, kinds=kinds)
+    return rope, choices
+
+
+def read_fixed_layout(block: Fields, block_size: int, overrides: DraftOverrides | None, *, anchor_first: bool) -> tuple[bool, tuple[Choice, ...]]:
+    """The layout of a format that has only one; only the user can say otherwise."""
+    kind = "anchor-first" if anchor_first else "fill-in"
+    if block.boolean("sample_from_anchor", default=anchor_first) is not anchor_first:
+        raise block.error("sample_from_anchor", not anchor_first, f"{str(anchor_first).lower()}: drafts of this format are {kind}")
+    override = None if overrides is None else overrides.sample_from_anchor
+    chosen = anchor_first if override is None else override
+    check_block_size(block, block_size, chosen)
+    if override is None:
+        return chosen, ()
+    reason = f"stated by the user; the format is {kind}"
+    return chosen, (Choice(name="sample_from_anchor", value=str(chosen).lower(), reason=reason, flag=LAYOUT_FLAG),)
 
 
 def check_block_size(fields: Fields, block_size: int, sample_from_anchor: bool) -> None:

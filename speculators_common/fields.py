@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from dspark_jax.speculators_common.errors import CheckpointError, field_error, missing_field
+from dspark_jax.speculators_common.errors import CheckpointError, field_error, missing_field, shown
+from dspark_jax.speculators_common.size_limits import FLOAT32_MAX, FLOAT32_TINY, INT32_MAX
 
 T = TypeVar("T")
 
@@ -32,7 +34,7 @@ def agreed(file: Path | str, stated: Sequence[tuple[str, T]]) -> T:
     first_path, first = stated[0]
     for path, value in stated[1:]:
         if value != first:
-            raise CheckpointError(f"{file}: {first_path}: found {first!r}, but {path} is {value!r}, allowed the same value at both places")
+            raise CheckpointError(f"{file}: {first_path}: found {shown(first)}, but {path} is {shown(value)}, allowed the same value at both places")
     return first
 
 
@@ -50,10 +52,10 @@ class Fields:
     others: tuple[Fields, ...] = ()
     seen: set[str] = dataclasses.field(default_factory=set, repr=False)  # paths that were read; with a trailing dot: objects that were entered
 
-    @property
+    @functools.cached_property
     def places(self) -> tuple[Fields, ...]:
         """The single objects that this one reads from, in order."""
-        return (dataclasses.replace(self, others=()), *self.others)
+        return (dataclasses.replace(self, others=()), *self.others) if self.others else (self,)
 
     def joined(self, *others: Fields) -> Fields:
         """These fields read from further objects too; objects without content are left out."""
@@ -106,9 +108,11 @@ class Fields:
         maximum: int | None = None,
         default: T | Literal[Required.TOKEN] = REQUIRED,
     ) -> int | T:
-        """A JSON integer within the bounds, ends included; `true` and `1.0` are none."""
+        """A JSON integer within the bounds, ends included, and within int32; `true` and `1.0` are none."""
         allowed = "an integer" + _bounds(minimum=minimum, maximum=maximum)
         value: int | T = self._read(name, lambda v: _is_integer(v) and _within(v, minimum=minimum, maximum=maximum), allowed, default)
+        if isinstance(value, int) and abs(value) > INT32_MAX:
+            raise self.error(name, value, f"{allowed}, within int32")
         return value
 
     def number(
@@ -120,9 +124,11 @@ class Fields:
         maximum: float | None = None,
         default: T | Literal[Required.TOKEN] = REQUIRED,
     ) -> float | T:
-        """A finite JSON number `> above`, `>= minimum` and `<= maximum`, as a float."""
+        """A finite JSON number `> above`, `>= minimum` and `<= maximum`, as a float that float32 can stand for."""
         allowed = "a finite number" + _bounds(above=above, minimum=minimum, maximum=maximum)
         value: float | T = self._read(name, lambda v: _is_number(v) and _within(v, above=above, minimum=minimum, maximum=maximum), allowed, default)
+        if isinstance(value, (int, float)) and value != 0 and not FLOAT32_TINY <= abs(value) <= FLOAT32_MAX:
+            raise self.error(name, value, f"{allowed}, within the range of float32")
         return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
     def boolean(self, name: str, *, default: T | Literal[Required.TOKEN] = REQUIRED) -> bool | T:
@@ -137,8 +143,10 @@ class Fields:
         return value
 
     def int_list(self, name: str, *, default: T | Literal[Required.TOKEN] = REQUIRED) -> tuple[int, ...] | T:
-        """A JSON list of integers, as a tuple."""
+        """A JSON list of int32 integers, as a tuple."""
         value = self._read(name, _is_list_of(_is_integer), "a list of integers", default)
+        if isinstance(value, list) and any(abs(item) > INT32_MAX for item in value):
+            raise self.error(name, value, "a list of integers, within int32")
         return tuple(value) if isinstance(value, list) else value
 
     def string_list(

@@ -16,6 +16,8 @@ import numpy as np
 
 from dspark_jax.speculators_common.errors import collected_error
 
+_MODEL_PREFIX = "model."
+
 
 @runtime_checkable
 class TensorSource(Protocol):
@@ -71,6 +73,13 @@ def joined_rows(tensors: Sequence[np.ndarray]) -> np.ndarray:
     """Rows of one kernel, one below the other; float32 where their storage types differ, because float16 and bfloat16 have no common one."""
     types = {tensor.dtype for tensor in tensors}
     return np.concatenate([tensor if len(types) == 1 else tensor.astype(np.float32) for tensor in tensors], axis=0)
+
+
+def without_model_prefix(tensors: Mapping[str, TensorSource]) -> Mapping[str, TensorSource]:
+    """`tensors` under the names that draft formats give them: some writers put `model.` before every name. Names of which only some have it stay."""
+    if not all(name.startswith(_MODEL_PREFIX) for name in tensors):
+        return tensors
+    return {name.removeprefix(_MODEL_PREFIX): tensor for name, tensor in tensors.items()}
 
 
 def check_tensors(

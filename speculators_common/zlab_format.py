@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from dspark_jax.speculators_common.detect import only_architecture, require_family
-from dspark_jax.speculators_common.draft_config import Choice, DraftConfig, DraftOverrides, LayerMask
+from dspark_jax.speculators_common.draft_config import DraftConfig, DraftOverrides, LayerMask
 from dspark_jax.speculators_common.draft_fields import (
     FULL,
     HARMLESS_FIELDS,
-    LAYOUT_FLAG,
     NO_HEADS,
     SLIDING,
-    check_block_size,
+    read_fixed_layout,
     read_geometry,
     read_layer_types,
     read_mask_token,
@@ -40,7 +39,7 @@ def from_zlab(raw: Mapping[str, Any], file: Path | str, overrides: DraftOverride
     refuse_unsupported(network)
     geometry = read_geometry(top, nested)
     block_size = block.integer("block_size", minimum=1, default=16)
-    sample_from_anchor, layout_choices = _layout(block, block_size, overrides)
+    sample_from_anchor, layout_choices = read_fixed_layout(block, block_size, overrides, anchor_first=False)
     rope, rope_choices = read_rope(network, head_dim=geometry["head_dim"], layer_types=(SLIDING, FULL), overrides=overrides)
     num_target_layers = top.integer("num_target_layers", minimum=1, default=None)
     layers = _layers(block, network, geometry["num_hidden_layers"])
@@ -73,19 +72,6 @@ def from_zlab(raw: Mapping[str, Any], file: Path | str, overrides: DraftOverride
         choices=(*layout_choices, *rope_choices),
         unknown_fields=top.unread(HARMLESS_FIELDS),
     )
-
-
-def _layout(block: Fields, block_size: int, overrides: DraftOverrides | None) -> tuple[bool, tuple[Choice, ...]]:
-    """Fill-in by the format; only the user can say otherwise."""
-    if block.boolean("sample_from_anchor", default=False) is not False:
-        raise block.error("sample_from_anchor", True, "false: drafts of this format are fill-in")
-    override = None if overrides is None else overrides.sample_from_anchor
-    chosen = False if override is None else override
-    check_block_size(block, block_size, chosen)
-    if override is None:
-        return chosen, ()
-    reason = "stated by the user; the format is fill-in"
-    return chosen, (Choice(name="sample_from_anchor", value=str(chosen).lower(), reason=reason, flag=LAYOUT_FLAG),)
 
 
 def _layers(block: Fields, network: Fields, num_layers: int) -> tuple[LayerMask, ...]:

@@ -25,18 +25,24 @@ from dspark_jax.architectures.nn.ragged_batch import RaggedBatch
 from dspark_jax.architectures.nn.rotary import rotary_angles
 from dspark_jax.architectures.protocols import TableLender
 from dspark_jax.speculators_common.confidence_head import ConfidenceHead
-from dspark_jax.speculators_common.draft_config import DraftConfig
+from dspark_jax.speculators_common.draft_checks import check_block_draft
+from dspark_jax.speculators_common.draft_config import DraftConfig, DraftStyle
 from dspark_jax.speculators_common.markov_head import make_markov_head
 
 
 class BlockDraft(DraftChain):
-    """A `Draft` (see `architectures/protocols.py`) for any `DraftConfig` of the Qwen3 style. Another style of layer is another `layer_type`."""
+    """A `Draft` (see `architectures/protocols.py`) for any `DraftConfig` of the Qwen3 style. Another style of layer is another `layer_type`.
+
+    Raises `DSparkError` for a config that no such draft can have.
+    """
 
     layer_type: ClassVar[type[BlockLayer]] = BlockLayer
+    style: ClassVar[DraftStyle] = "qwen3"
 
     def __init__(
         self, config: DraftConfig, *, dtype: DTypeLike = jnp.float32, tables: DraftTables | None = None, rngs: nnx.Rngs | None = None
     ) -> None:
+        check_block_draft(config, config.source or type(self).__name__, style=self.style)
         rngs = rngs or nnx.Rngs(0)
         self.config, self.tables, self.dtype = config, tables or DraftTables(), jnp.dtype(dtype)
         hidden = config.hidden_size

@@ -28,6 +28,7 @@ from dspark_jax.speculators_common.compact_format import (
 )
 from dspark_jax.speculators_common.errors import CheckpointError
 from dspark_jax.speculators_common.pair_checks import check_dims
+from dspark_jax.speculators_common.weight_adapters import without_model_prefix
 
 LABEL, WEIGHTS = "config.json", "model.safetensors"
 _MAX_JSON_BYTES = 10_000_000
@@ -68,7 +69,7 @@ def load(directory: Path | str, *, dims: CompactDims | None = None, target_id: s
     try:
         with safe_open(str(weights), framework="np") as handle:
             sources = {name: _Stored(handle, name) for name in handle.keys()}  # noqa: SIM118 - the handle is no mapping
-            return load_module(lambda: CompactDraft(config, dtype=dtype), compact_recipes(config), sources, file=str(weights))
+            return load_module(lambda: CompactDraft(config, dtype=dtype), compact_recipes(config), without_model_prefix(sources), file=str(weights))
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{weights}: cannot be read as safetensors: {error}") from error
 

@@ -69,3 +69,4 @@ class Gemma4DSparkDraft(DeepSpecDraft):
     """Gemma4 layers, scaled embeddings, soft-capped base logits."""
 
     layer_type = Gemma4BlockLayer
+    style = "gemma4"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +13,11 @@ from jax.typing import DTypeLike
 from dspark_jax.architectures.drafting.block_draft import BlockDraft
 from dspark_jax.architectures.drafting.tables import DraftTables
 from dspark_jax.architectures.nn.kv_cache import KVParams
-from dspark_jax.speculators_common.draft_config import DraftConfig, LayerMask, MarkovHeadType
+from dspark_jax.speculators_common.draft_config import DraftConfig, LayerMask
+from dspark_jax.speculators_common.draft_fields import MARKOV_HEAD_TYPES
 from dspark_jax.speculators_common.errors import DSparkError
 from dspark_jax.speculators_common.rope_config import RopeConfig
+from dspark_jax.speculators_common.size_limits import MAX_LAYERS
 
 
 class DSparkSpeculatorsDraft(BlockDraft):
@@ -50,7 +52,7 @@ class DSparkSpeculatorsDraft(BlockDraft):
         dtype: DTypeLike = jnp.float32,
         *,
         layer_sliding: Sequence[bool] | None = None,
-        markov_head_type: MarkovHeadType = "vanilla",
+        markov_head_type: str = "vanilla",
         enable_confidence_head: bool = True,
         confidence_head_with_markov: bool | None = None,
         attention_bias: bool = False,
@@ -67,18 +69,17 @@ class DSparkSpeculatorsDraft(BlockDraft):
         replaces `rope_theta` where the rotation is scaled or partial. `kv_params` only checks that the caller's cache fits. `devices`: where the
         parameters live (the default device if omitted; replicated over several).
         """
-        windows = [sliding_window is not None] * num_hidden_layers if layer_sliding is None else list(layer_sliding)
         _check("layer_causal", len(layer_causal), len(layer_causal) == num_hidden_layers, f"{num_hidden_layers} entries")
+        windows = [sliding_window is not None] * num_hidden_layers if layer_sliding is None else list(layer_sliding)
         _check("layer_sliding", len(windows), len(windows) == num_hidden_layers, f"{num_hidden_layers} entries")
         _check("sliding_window", sliding_window, sliding_window is None or sliding_window > 0, "None or a positive integer")
         _check("sliding_window", sliding_window, sliding_window is not None or not any(windows), "a window, as layer_sliding names layers")
-        _check("draft_vocab_size", draft_vocab_size, draft_vocab_size > 0, "1 or more (ids from vocab_size on are padding and never proposed)")
-        _check("markov_rank", markov_rank, markov_rank >= 0, "0 or more")
-        _check("block_size", block_size, block_size >= (1 if sample_from_anchor else 2), "1 or more anchor-first, 2 or more fill-in")
-        _check("mask_token_id", mask_token_id, 0 <= mask_token_id < vocab_size, f"0..{vocab_size - 1}")
-        _check("num_context_features", num_context_features, num_context_features > 0, "1 or more")
+        _check("num_context_features", num_context_features, 0 < num_context_features <= MAX_LAYERS, f"1 or more, at most {MAX_LAYERS}")
+        head_type = next((known for known in MARKOV_HEAD_TYPES if known == markov_head_type), None)
+        has_none = markov_rank == 0 and markov_head_type == "none"
+        _check("markov_head_type", markov_head_type, head_type is not None or has_none, f"{', '.join(MARKOV_HEAD_TYPES)}, or none at markov_rank 0")
         reads_markov = markov_rank > 0 if confidence_head_with_markov is None else confidence_head_with_markov
-        _check("confidence_head_with_markov", reads_markov, markov_rank > 0 or not reads_markov, "False at markov_rank 0")
+        _check("confidence_head_with_markov", reads_markov, markov_rank != 0 or not reads_markov, "False at markov_rank 0")
         config = DraftConfig(
             hidden_size=hidden_size,
             intermediate_size=intermediate_size,
@@ -96,7 +97,7 @@ class DSparkSpeculatorsDraft(BlockDraft):
             sample_from_anchor=sample_from_anchor,
             mask_token_id=mask_token_id,
             markov_rank=markov_rank,
-            markov_head_type=markov_head_type if markov_rank else "none",
+            markov_head_type=head_type if head_type is not None and markov_rank else "none",
             enable_confidence_head=enable_confidence_head,
             confidence_head_with_markov=reads_markov and enable_confidence_head,
             layers=tuple(
@@ -121,46 +122,11 @@ class DSparkSpeculatorsDraft(BlockDraft):
     def from_config(
         cls, config: DraftConfig, *, dtype: DTypeLike = jnp.float32, tables: DraftTables | None = None, rngs: nnx.Rngs | None = None
     ) -> DSparkSpeculatorsDraft:
-        """The module for a parsed `config.json`."""
-        draft = cls(**_published_arguments(config), dtype=dtype, tables=tables, rngs=rngs)
-        assert draft.config == config, "the published arguments must describe the whole config"
-        draft.config = config  # equal, and it also knows its file and the choices made
-        return draft
-
-
-def _published_arguments(config: DraftConfig) -> dict[str, Any]:
-    windows = {mask.window for mask in config.layers if mask.window is not None}
-    same_name = [
-        "hidden_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "head_dim",
-        "intermediate_size",
-        "rms_norm_eps",
-        "vocab_size",
-        "draft_vocab_size",
-        "markov_rank",
-        "block_size",
-        "sample_from_anchor",
-        "mask_token_id",
-        "enable_confidence_head",
-        "confidence_head_with_markov",
-        "attention_bias",
-        "target_hidden_size",
-        "taps",
-        "rope",
-    ]
-    return {
-        **{name: getattr(config, name) for name in same_name},
-        "rope_theta": config.rope.theta,
-        "sliding_window": max(windows, default=None),
-        "layer_causal": [mask.causal for mask in config.layers],
-        "layer_sliding": [mask.window is not None for mask in config.layers],
-        "num_context_features": config.num_taps,
-        "max_seq_len": config.max_position_embeddings,
-        "markov_head_type": config.markov_head_type,
-    }
+        """The module for any `DraftConfig` of the Qwen3 style, parsed or filled in. Raises `DSparkError` for one that no such draft can have."""
+        draft = BlockDraft(config, dtype=dtype, tables=tables, rngs=rngs)
+        # The published arguments cannot say all that a config can (where windows are counted from, scales and caps of logits), so they are passed by.
+        object.__setattr__(draft, "__class__", cls)
+        return cast("DSparkSpeculatorsDraft", draft)
 
 
 def _place(module: nnx.Module, devices: Sequence[jax.Device]) -> None:

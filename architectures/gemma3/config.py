@@ -9,9 +9,11 @@ from typing import Any
 from dspark_jax.architectures.nn.decoder import DecoderConfig
 from dspark_jax.architectures.nn.decoder_fields import every_sixth_full, read_decoder_sizes, read_layer_kinds, read_windows, require_activation
 from dspark_jax.architectures.nn.text_part import has_towers, text_fields
+from dspark_jax.speculators_common.detect import only_architecture
 from dspark_jax.speculators_common.fields import Fields
 from dspark_jax.speculators_common.rope_config import RopeConfig
 from dspark_jax.speculators_common.rope_fields import parse_rope
+from dspark_jax.speculators_common.size_limits import MAX_SIZE
 
 # Published multimodal files leave these out.
 _DEFAULTS = {"vocab_size": 262_208, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 131_072}
@@ -35,12 +37,13 @@ def parse_gemma3(raw: Mapping[str, Any], file: str, overrides: None = None) -> G
     sizes = read_decoder_sizes(fields, _DEFAULTS)
     require_activation(fields, "gelu_pytorch_tanh", "hidden_activation", "hidden_act")
     _refuse(fields)
+    fields.ignore("cache_implementation")
     kinds = read_layer_kinds(fields, sizes["num_hidden_layers"], every_sixth_full(sizes["num_hidden_layers"], _pattern(fields)))
     rope, sliding_rope = _rotations(fields, sizes["head_dim"])
     attention_bias = fields.boolean("attention_bias", default=False)
     return Gemma3Config(
         **sizes,
-        intermediate_size=fields.integer("intermediate_size", minimum=1),
+        intermediate_size=fields.integer("intermediate_size", minimum=1, maximum=MAX_SIZE),
         tie_word_embeddings=fields.joined(whole).boolean("tie_word_embeddings", default=True),
         rope=rope,
         sliding_rope=sliding_rope,
@@ -51,9 +54,10 @@ def parse_gemma3(raw: Mapping[str, Any], file: str, overrides: None = None) -> G
         final_logit_softcapping=fields.number("final_logit_softcapping", above=0, default=None),
         layer_windows=read_windows(fields, kinds, _SLIDING_WINDOW),
         has_towers=has_towers(whole),
-        architecture=whole.string_list("architectures", default=("Gemma3ForCausalLM",))[0],
+        architecture=only_architecture(whole, default="Gemma3ForCausalLM"),
         family="gemma3",
         source=file,
+        unknown_fields=fields.unread(),
     )
 
 
@@ -65,6 +69,7 @@ def _refuse(fields: Fields) -> None:
 
 
 def _pattern(fields: Fields) -> int:
+    fields.ignore("sliding_window_pattern", "_sliding_window_pattern")
     stated = [name for name in ("sliding_window_pattern", "_sliding_window_pattern") if fields.has(name)]
     return fields.integer(stated[0], minimum=1) if stated else 6
 
@@ -76,10 +81,11 @@ def _rotations(fields: Fields, head_dim: int) -> tuple[RopeConfig, RopeConfig]:
     `rope_local_base_freq` without scaling.
     """
     nested = fields.section("rope_parameters")
+    fields.ignore("rope_local_base_freq")
     if any(isinstance(value, Mapping) for value in nested.raw.values()):
         full, sliding = (parse_rope(fields, head_dim=head_dim, layer_types=(kind,)) for kind in ("full_attention", "sliding_attention"))
         return full, sliding
-    sliding_theta = fields.number("rope_local_base_freq", above=0, default=_SLIDING_THETA)
+    sliding_theta = fields.number("rope_local_base_freq", above=1, default=_SLIDING_THETA)
     sliding = RopeConfig(theta=sliding_theta, rotary_dim=head_dim)
     if nested.raw or fields.has("rope_theta"):
         return parse_rope(fields, head_dim=head_dim), sliding

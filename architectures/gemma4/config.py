@@ -8,9 +8,11 @@ from typing import Any
 
 from dspark_jax.architectures.nn.decoder_fields import every_sixth_full, read_decoder_sizes, read_layer_kinds, read_windows, require_activation
 from dspark_jax.architectures.nn.text_part import has_towers, text_fields
+from dspark_jax.speculators_common.detect import only_architecture
 from dspark_jax.speculators_common.fields import Fields
 from dspark_jax.speculators_common.rope_config import RopeConfig, RopeKind
 from dspark_jax.speculators_common.rope_fields import parse_rope
+from dspark_jax.speculators_common.size_limits import MAX_SIZE
 
 _VOCAB_SIZE = 262_144
 # Published files may leave these out.
@@ -54,6 +56,7 @@ class Gemma4Config:
     architecture: str = dataclasses.field(compare=False)
     family: str = dataclasses.field(compare=False)
     source: str = dataclasses.field(default="", compare=False)
+    unknown_fields: tuple[str, ...] = dataclasses.field(default=(), compare=False)  # stated in the file, of no known meaning, without influence
 
     @property
     def storing_layers(self) -> tuple[Gemma4LayerConfig, ...]:
@@ -68,9 +71,9 @@ def parse_gemma4(raw: Mapping[str, Any], file: str, overrides: None = None) -> G
     sizes = read_decoder_sizes(fields, _DEFAULTS)
     require_activation(fields, "gelu_pytorch_tanh", "hidden_activation", "hidden_act")
     _refuse(fields)
-    global_head_dim = fields.integer("global_head_dim", minimum=2, default=_GLOBAL_HEAD_DIM)
+    global_head_dim = fields.integer("global_head_dim", minimum=2, maximum=MAX_SIZE, default=_GLOBAL_HEAD_DIM)
     sliding_head_dim, sliding_kv_heads = sizes.pop("head_dim"), sizes.pop("num_key_value_heads")
-    rope = parse_rope(fields, head_dim=global_head_dim, layer_types=("full_attention",), kinds=_ROPE_KINDS)
+    rope = parse_rope(fields, head_dim=global_head_dim, head_dim_name="global_head_dim", layer_types=("full_attention",), kinds=_ROPE_KINDS)
     sliding_rope = parse_rope(fields, head_dim=sliding_head_dim, layer_types=("sliding_attention",), kinds=_ROPE_KINDS)
     return Gemma4Config(
         **sizes,
@@ -82,9 +85,10 @@ def parse_gemma4(raw: Mapping[str, Any], file: str, overrides: None = None) -> G
         per_layer_vocab_size=fields.integer("vocab_size_per_layer_input", minimum=1, default=_VOCAB_SIZE),
         layers=_layers(fields, sizes, global_head_dim, sliding_head_dim, sliding_kv_heads),
         has_towers=has_towers(whole),
-        architecture=whole.string_list("architectures", default=("Gemma4ForCausalLM",))[0],
+        architecture=only_architecture(whole, default="Gemma4ForCausalLM"),
         family="gemma4",
         source=file,
+        unknown_fields=fields.unread(),
     )
 
 
@@ -92,6 +96,8 @@ def _refuse(fields: Fields) -> None:
     for name, meaning in {"enable_moe_block": "layers with experts are not supported", "attention_bias": "projections have no bias"}.items():
         if fields.boolean(name, default=False):
             raise fields.error(name, True, f"false: {meaning}")
+    # Those of expert layers, which a file without such layers may still carry.
+    fields.ignore("use_bidirectional_attention", "moe_intermediate_size", "num_experts", "top_k_experts")
     bidirectional = fields.raw.get("use_bidirectional_attention")
     if bidirectional not in (None, False, "vision"):
         raise fields.error("use_bidirectional_attention", bidirectional, "null or 'vision': a target decodes text left to right")
@@ -100,7 +106,7 @@ def _refuse(fields: Fields) -> None:
 def _per_layer_input_size(fields: Fields) -> int:
     """The class behind `gemma4_text` files has a default, the one behind `gemma4_unified_text` files does not know the field."""
     is_unified = fields.string("model_type", default="").startswith("gemma4_unified")
-    return fields.integer("hidden_size_per_layer_input", minimum=0, default=0 if is_unified else _PER_LAYER_INPUT)
+    return fields.integer("hidden_size_per_layer_input", minimum=0, maximum=MAX_SIZE, default=0 if is_unified else _PER_LAYER_INPUT)
 
 
 def _layers(
@@ -112,11 +118,11 @@ def _layers(
         raise fields.error("layer_types", list(kinds), "full_attention as the last entry")
     windows = read_windows(fields, kinds, _SLIDING_WINDOW)
     value_is_key = fields.boolean("attention_k_eq_v", default=False)
-    global_kv_heads = fields.integer("num_global_key_value_heads", minimum=1, default=sliding_kv_heads)
+    global_kv_heads = fields.integer("num_global_key_value_heads", minimum=1, maximum=MAX_SIZE, default=sliding_kv_heads)
     if heads % global_kv_heads:
         raise fields.error("num_global_key_value_heads", global_kv_heads, f"a divisor of num_attention_heads {heads}")
     first_shared = count - fields.integer("num_kv_shared_layers", minimum=0, maximum=count - 1, default=0)
-    width = fields.integer("intermediate_size", minimum=1)
+    width = fields.integer("intermediate_size", minimum=1, maximum=MAX_SIZE)
     is_wide = fields.boolean("use_double_wide_mlp", default=False)
     layers = []
     for layer, (kind, window) in enumerate(zip(kinds, windows, strict=True)):

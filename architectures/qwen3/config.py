@@ -9,11 +9,13 @@ from dspark_jax.architectures.nn.decoder import DecoderConfig
 from dspark_jax.architectures.nn.decoder_fields import read_decoder_geometry, read_layer_windows
 from dspark_jax.speculators_common.fields import Fields
 
+_HEAD_DIM = 128  # of a file that does not say, whatever its hidden size
+
 
 def parse_qwen3(raw: Mapping[str, Any], file: str, overrides: None = None) -> DecoderConfig:
     """The decoder that `raw`, the content of `file`, describes: RMSNorm on every query and key head."""
     fields = Fields(raw, file)
-    geometry = read_decoder_geometry(fields)
+    geometry = read_decoder_geometry(fields, {"head_dim": _HEAD_DIM}, required=("num_key_value_heads",))
     layer_windows = read_layer_windows(fields, geometry["num_hidden_layers"])
     attention_bias = fields.boolean("attention_bias", default=False)
     return DecoderConfig(

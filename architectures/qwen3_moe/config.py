@@ -10,6 +10,9 @@ from dspark_jax.architectures.nn.decoder import DecoderConfig
 from dspark_jax.architectures.nn.decoder_fields import read_decoder_geometry
 from dspark_jax.architectures.recurrent_state import refuse_recurrent_layers
 from dspark_jax.speculators_common.fields import Fields, agreed
+from dspark_jax.speculators_common.size_limits import MAX_EXPERTS, MAX_SIZE
+
+_HARMLESS_FIELDS = ("output_router_logits", "router_aux_loss_coef")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,7 +30,8 @@ def parse_qwen3_moe(raw: Mapping[str, Any], file: str, overrides: None = None) -
     """The decoder that `raw`, the content of `file`, describes."""
     fields = Fields(raw, file)
     refuse_recurrent_layers(fields)
-    geometry = read_decoder_geometry(fields)
+    geometry = read_decoder_geometry(fields, required=("num_key_value_heads",))
+    fields.ignore(*_HARMLESS_FIELDS)
     attention_bias = fields.boolean("attention_bias", default=False)
     num_layers, num_experts = geometry["num_hidden_layers"], _num_experts(fields)
     return Qwen3MoeConfig(
@@ -38,18 +42,19 @@ def parse_qwen3_moe(raw: Mapping[str, Any], file: str, overrides: None = None) -
         layer_windows=(_window(fields),) * num_layers,
         num_experts=num_experts,
         num_experts_per_tok=fields.integer("num_experts_per_tok", minimum=1, maximum=num_experts),
-        moe_intermediate_size=fields.integer("moe_intermediate_size", minimum=1),
+        moe_intermediate_size=fields.integer("moe_intermediate_size", minimum=1, maximum=MAX_SIZE),
         norm_topk_prob=fields.boolean("norm_topk_prob", default=False),
         layer_is_sparse=_layer_is_sparse(fields, num_layers),
         architecture="Qwen3MoeForCausalLM",
         family="qwen3_moe",
         source=file,
+        unknown_fields=fields.unread(),
     )
 
 
 def _num_experts(fields: Fields) -> int:
     """Older files say `num_experts`, newer ones `num_local_experts`."""
-    stated = [(name, fields.integer(name, minimum=1)) for name in ("num_experts", "num_local_experts") if fields.has(name)]
+    stated = [(name, fields.integer(name, minimum=1, maximum=MAX_EXPERTS)) for name in ("num_experts", "num_local_experts") if fields.has(name)]
     if not stated:
         raise fields.missing("num_experts", "an integer >= 1, here or as num_local_experts")
     return agreed(fields.file, stated)
@@ -60,7 +65,7 @@ def _window(fields: Fields) -> int | None:
     if not fields.boolean("use_sliding_window", default=False):
         fields.ignore("sliding_window")
         return None
-    return fields.integer("sliding_window", minimum=1, default=None)
+    return fields.integer("sliding_window", minimum=1)
 
 
 def _layer_is_sparse(fields: Fields, num_layers: int) -> tuple[bool, ...]:

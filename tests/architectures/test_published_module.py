@@ -140,6 +140,21 @@ REFUSED = [
     ("mask_token_id", {"mask_token_id": -1}, "0..19"),
     ("num_context_features", {"num_context_features": 0}, "1 or more"),
     ("taps", {"taps": [1, 2, 3]}, "2 entries"),
+    ("taps", {"taps": [2, 1]}, "strictly increasing"),
+    ("taps", {"taps": [1, 1]}, "strictly increasing"),
+    ("taps", {"taps": [-1, 1]}, "from 0 on"),
+    ("num_context_features", {"num_context_features": 10**9}, "at most 1024"),
+    ("num_key_value_heads", {"num_key_value_heads": 0}, "1.."),
+    ("num_key_value_heads", {"num_attention_heads": 3, "num_key_value_heads": 2}, "a divisor of num_attention_heads 3"),
+    ("num_hidden_layers", {"num_hidden_layers": 0, "layer_causal": []}, "1..1024"),
+    ("block_size", {"block_size": 257}, "at most 256"),
+    ("markov_head_type", {"markov_head_type": "lstm"}, "vanilla, gated, rnn"),
+    ("markov_head_type", {"markov_head_type": "tanh_rnn"}, "vanilla, gated, rnn"),
+    ("markov_head_type", {"markov_head_type": "none"}, "vanilla, gated, rnn"),
+    ("rope.rotary_dim", {"head_dim": 7}, "an even number"),
+    ("rms_norm_eps", {"rms_norm_eps": 0.0}, "a number > 0"),
+    ("max_position_embeddings", {"max_seq_len": 0}, "1 or more"),
+    ("hidden_size", {"hidden_size": -1}, "1.."),
     ("confidence_head_with_markov", {"markov_rank": 0, "confidence_head_with_markov": True}, "False at markov_rank 0"),
     ("kv_params", {"kv_params": KVParams(num_layers=1, num_key_value_heads=1, head_dim=8)}, r"\(2, 1, 8\)"),
 ]
@@ -241,3 +256,30 @@ def test_from_config_is_the_inverse_of_the_constructor() -> None:
     again = nnx.eval_shape(lambda: DSparkSpeculatorsDraft.from_config(dataclasses.replace(draft.config, source="somewhere/config.json")))
     assert again.config == draft.config
     assert again.config.source == "somewhere/config.json"
+    assert nnx.graphdef(nnx.eval_shape(lambda: DSparkSpeculatorsDraft.from_config(draft.config))) == nnx.graphdef(draft)
+
+
+def test_from_config_takes_what_the_published_arguments_cannot_say() -> None:
+    windows = (LayerMask(window=6, causal=True), LayerMask(window=3))
+    config = dataclasses.replace(_draft().config, window_origin="query", layers=windows, embedding_scale=2.0, final_logit_softcapping=5.0)
+    draft = nnx.eval_shape(lambda: DSparkSpeculatorsDraft.from_config(config))
+    assert type(draft) is DSparkSpeculatorsDraft
+    assert draft.config == config
+    assert [layer.attention.origin for layer in draft.layers] == ["query", "query"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"layers": (LayerMask(),)}, "layers: found 1, allowed 2 entries"),
+        ({"layers": (LayerMask(), LayerMask(window=0))}, r"layers\[1\].window: found 0, allowed None, or 1 or more"),
+        ({"style": "gemma4"}, "style: found 'gemma4', allowed qwen3"),
+        ({"taps": (0, "final")}, r"taps: found \[0, 'final'\], allowed numbers of target layers"),
+        ({"mask_token_id": None}, r"mask_token_id: found None, allowed 0\.\.19"),
+        ({"markov_head_type": "none"}, "markov_head_type: found 'none', allowed vanilla, gated, rnn, or none at markov_rank 0"),
+    ],
+)
+def test_from_config_refuses_by_file_and_field(changes: dict[str, Any], expected: str) -> None:
+    config = dataclasses.replace(_draft().config, source="somewhere/config.json", **changes)
+    with pytest.raises(DSparkError, match=f"somewhere/config.json: {expected}"):
+        nnx.eval_shape(lambda: DSparkSpeculatorsDraft.from_config(config))

@@ -123,6 +123,8 @@ def test_nested_geometry_and_grouped_block_fields_give_an_equal_config():
 def test_what_belongs_to_the_target_alone_changes_nothing():
     assert parsed(changed(head_dim=7, num_key_value_heads=3, sliding_window=-1, num_kv_shared_layers=20)) == parsed(stored())
     assert parsed(changed(use_double_wide_mlp=True, num_experts=8, top_k_experts=2)) == parsed(stored())
+    for shared in (2, 20):
+        assert parsed(changed(use_double_wide_mlp=True, num_kv_shared_layers=shared)) == parsed(stored()), "no layer would be wide"
     for name in ("enable_moe_block", "hidden_size_per_layer_input", "num_kv_shared_layers", "use_double_wide_mlp", "layer_types"):
         assert parsed(changed(**{name: ...})) == parsed(stored())
     assert parsed(changed(novelty=3)).unknown_fields == ("novelty",)
@@ -162,7 +164,11 @@ def test_separate_values_need_the_other_head_count():
         ({"tie_word_embeddings": True}, "tie_word_embeddings: found True, allowed false"),
         ({"enable_moe_block": True}, "enable_moe_block: found True, allowed false"),
         ({"hidden_size_per_layer_input": 256}, "hidden_size_per_layer_input: found 256, allowed 0"),
-        ({"use_double_wide_mlp": True, "num_kv_shared_layers": 20}, "use_double_wide_mlp: found True, allowed false, or true beside num_kv_shared"),
+        (
+            {"use_double_wide_mlp": True, "num_kv_shared_layers": 1},
+            "use_double_wide_mlp: found True, allowed false, or true beside num_kv_shared_layers (found 1) that is 0 or at least the 2 layers",
+        ),
+        ({"num_kv_shared_layers": -1}, "num_kv_shared_layers: found -1, allowed an integer >= 0"),
         ({"num_global_key_value_heads": 3}, "num_global_key_value_heads: found 3, allowed a divisor of num_attention_heads 4"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "allowed a list of full_attention"),
         ({"layer_types": ["full_attention"]}, "layer_types: found ['full_attention'], allowed one entry for each of 2 layers"),

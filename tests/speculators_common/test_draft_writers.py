@@ -46,7 +46,7 @@ ROPES = {
         theta=1e6, rotary_dim=16, kind="yarn", factor=4.0, original_max_position_embeddings=32768, attention_factor=0.1 * math.log(4.0) + 1.0
     ),
     "yarn, own values": RopeConfig(
-        theta=1e6, rotary_dim=16, kind="yarn", factor=0.5, original_max_position_embeddings=64, attention_factor=0.7, beta_fast=9.0, beta_slow=0.25
+        theta=1e6, rotary_dim=16, kind="yarn", factor=1.5, original_max_position_embeddings=64, attention_factor=0.7, beta_fast=9.0, beta_slow=0.25
     ),
 }
 

@@ -273,7 +273,7 @@ def test_unknown_fields_are_listed_by_path_and_do_not_matter():
         ({"aux_hidden_state_layer_ids": [-1, 3]}, "found [-1, 3], allowed a non-empty, strictly increasing list of ids from 0"),
         (
             {"aux_hidden_state_layer_ids": [1, 6], "num_target_layers": 6},
-            "found [1, 6], allowed a non-empty, strictly increasing list of ids from 0 to 5 for a target of 6 layers, counted as speculators does",
+            "found [1, 6], allowed a non-empty, strictly increasing list of ids from 0 to 5 for a target of 6 layers (num_target_layers)",
         ),
         ({"mask_token_id": ...}, "mask_token_id: missing, allowed 0 <= id < 199 (vocab_size)"),
         ({"mask_token_id": None}, "mask_token_id: found None, allowed 0 <= id < 199 (vocab_size)"),
@@ -310,7 +310,7 @@ def test_unknown_fields_are_listed_by_path_and_do_not_matter():
             {f"{NESTED}.rope_parameters": {"rope_theta": 1e4, "rope_type": "dynamic"}},
             f"{NESTED}.rope_parameters.rope_type: found 'dynamic', allowed default",
         ),
-        ({f"{NESTED}.rope_parameters": {"rope_type": "default"}}, "rope_theta: missing, allowed a finite number > 0 (RoPE type 'default')"),
+        ({f"{NESTED}.rope_parameters": {"rope_type": "default"}}, "rope_theta: missing, allowed a finite number > 1 (RoPE type 'default')"),
         ({"hidden_size": 128}, f"hidden_size: found 128, but {NESTED}.hidden_size is 64, allowed the same value at both places"),
         ({"rope_theta": 5e5}, f"{NESTED}.rope_parameters.rope_theta: found 10000.0, but rope_theta is 500000.0"),
         ({"dspark_config.block_size": 6}, "block_size: found 5, but dspark_config.block_size is 6"),
@@ -371,4 +371,11 @@ def test_overrides_are_checked_too():
 )
 def test_a_draft_of_another_family_is_refused_by_name(architecture, kind, family):
     expected = f"architectures: found {architecture!r}, a draft of the family {family}, allowed speculators DSpark"
-    assert expected in refusal(base(architectures=[architecture], speculators_model_type=kind))
+    of_no_library = {"speculators_config": ..., "aux_hidden_state_layer_ids": ...}
+    assert expected in refusal(base(architectures=[architecture], speculators_model_type=kind, **of_no_library))
+
+
+@pytest.mark.parametrize("left_out", ["speculators_config", "aux_hidden_state_layer_ids"])
+def test_a_speculators_dflash_draft_that_lost_its_type_is_not_taken_for_another_library_s(left_out):
+    raw = base(architectures=["DFlashDraftModel"], speculators_model_type=..., **{left_out: ...})
+    assert "speculators_model_type: missing, allowed dflash, as speculators_config or aux_hidden_state_layer_ids is stated" in refusal(raw)

@@ -156,7 +156,7 @@ def test_the_layout_can_be_stated_by_the_user():
         ({"mask_token_id": 3}, "dflash_config.mask_token_id: found 198, but mask_token_id is 3, allowed the same value at both places"),
         ({"dflash_config__block_size": 16}, "dflash_config.block_size: found 16, but block_size is 8"),
         ({"dflash_config__target_layer_ids": [3, 1]}, "target_layer_ids: found [3, 1], allowed a non-empty, strictly increasing list"),
-        ({"dflash_config__target_layer_ids": [1, 5]}, "ids from -1 to 4 for a target of 6 layers, counted as z-lab does"),
+        ({"dflash_config__target_layer_ids": [1, 5]}, "ids from -1 to 4 for a target of 6 layers (num_target_layers), counted as z-lab does"),
         ({"block_size": 1}, "block_size: found 1, allowed an integer >= 2 for the fill-in layout"),
         ({"sample_from_anchor": True}, "sample_from_anchor: found True, allowed false: drafts of this format are fill-in"),
         ({"dflash_config__input_embedding_scale": 0}, "input_embedding_scale: found 0, allowed a finite number > 0"),
