@@ -292,7 +292,11 @@ def test_a_run_that_is_cut_off_ends_quietly(pair: RecordedPair, tmp_path: Path, 
     command = [sys.executable, "-m", "dspark_jax", "generate", "--target", target, "--draft", pair.draft, "--prompts-file", prompts, "--stream"]
     environment = {**os.environ, "XLA_FLAGS": "", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
     with subprocess.Popen(
-        [str(part) for part in (*command, "--compilation-cache", "off")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+        [str(part) for part in (*command, "--compilation-cache", "off")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell ignores it in what it runs in the background
     ) as process:
         assert process.stdout is not None
         assert process.stderr is not None
