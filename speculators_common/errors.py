@@ -29,7 +29,7 @@ def shown(value: object) -> str:
     try:
         text = repr(value)
     except (RecursionError, ValueError):  # nested too deeply; an integer of too many digits
-        return f"a {type(value).__name__} that is too deep or too long to show"
+        return f"{type(value).__name__}, too deep or too long to show"
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}... ({len(text)} characters)"
 
 

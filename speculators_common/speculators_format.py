@@ -134,7 +134,11 @@ def _declared_drafts(library: Fields, block_size: int) -> list[tuple[str, int]]:
     """Field path and value of every `speculative_tokens`; each must fit one of the two layouts."""
     library.ignore("default_proposal_method")
     methods = library.sections("proposal_methods")
-    declared = [(method.label("speculative_tokens"), method.integer("speculative_tokens")) for method in methods if method.has("speculative_tokens")]
+    declared = [
+        (method.label("speculative_tokens"), method.integer("speculative_tokens", minimum=1))
+        for method in methods
+        if method.has("speculative_tokens")
+    ]
     for path, value in declared:
         if value not in (block_size, block_size - 1):
             allowed = f"{block_size} (anchor-first layout) or {block_size - 1} (fill-in layout), as block_size {block_size} implies"

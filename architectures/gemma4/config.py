@@ -146,5 +146,7 @@ def _last_of_kind(fields: Fields, kinds: tuple[str, ...], kind: str, end: int) -
     found = [layer for layer in range(end) if kinds[layer] == kind]
     if not found:
         shared = len(kinds) - end
-        raise fields.error("num_kv_shared_layers", shared, f"a number that leaves a {kind} layer before layer {end}, whose keys are shared")
+        raise fields.error(
+            "num_kv_shared_layers", shared, f"a number that leaves a {kind} layer before layer {end}, whose keys are shared (layer_types)"
+        )
     return found[-1]

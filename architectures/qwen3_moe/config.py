@@ -73,5 +73,5 @@ def _layer_is_sparse(fields: Fields, num_layers: int) -> tuple[bool, ...]:
     dense = fields.int_list("mlp_only_layers", default=())
     outside = [layer for layer in dense if not 0 <= layer < num_layers]
     if outside:
-        raise fields.error("mlp_only_layers", outside[0], f"layers 0..{num_layers - 1}")
+        raise fields.error("mlp_only_layers", outside[0], f"layers 0..{num_layers - 1} (num_hidden_layers)")
     return tuple(layer not in dense and (layer + 1) % step == 0 for layer in range(num_layers))

@@ -119,9 +119,33 @@ def test_qwen3_files_without_layer_kinds_say_where_windows_begin(configs):
     assert parsed(changed(raw, {"use_sliding_window": False})).layer_windows == (None,) * 6
 
 
+def test_heads_that_a_qwen3_file_leaves_out_are_those_of_the_format(configs):
+    assert parsed(changed(configs["qwen3"], {"head_dim": ...})).head_dim == 128
+    assert parsed(changed(configs["qwen3_moe"], {"head_dim": ...})).head_dim == 64 // 4
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_moe", "gemma3", "gemma4", "e2b", "unified"])
+def test_unknown_fields_are_listed(configs, name):
+    raw = copy.deepcopy(configs[name])
+    assert parsed(raw).unknown_fields == ()
+    prefix = "text_config." if "text_config" in raw else ""
+    raw.get("text_config", raw)["novelty"] = 3
+    assert parsed(raw).unknown_fields == (f"{prefix}novelty",)
+
+
 @pytest.mark.parametrize(
     ("name", "changes", "expected"),
     [
+        ("gemma4", {"global_head_dim": 31}, "global_head_dim: found 31, allowed a head whose rotary part is an even number >= 2, found 31"),
+        ("qwen3", {"num_key_value_heads": ...}, "num_key_value_heads: missing, allowed an integer >= 1"),
+        ("qwen3_moe", {"num_key_value_heads": ...}, "num_key_value_heads: missing, allowed an integer >= 1"),
+        ("qwen3", {"num_hidden_layers": 10**9}, "num_hidden_layers: found 1000000000, allowed an integer >= 1 and <= 1024"),
+        ("qwen3", {"vocab_size": 2**31}, "vocab_size: found 2147483648, allowed an integer >= 1, within int32"),
+        ("qwen3", {"rms_norm_eps": 1e-300}, "rms_norm_eps: found 1e-300, allowed a finite number > 0 and <= 1, within the range of float32"),
+        ("qwen3", {"rms_norm_eps": 3}, "rms_norm_eps: found 3, allowed a finite number > 0 and <= 1"),
+        ("qwen3_moe", {"num_local_experts": 10**9}, "num_local_experts: found 1000000000, allowed an integer >= 1 and <= 65536"),
+        ("qwen3_moe", {"use_sliding_window": True}, "sliding_window: found None, allowed an integer >= 1"),
+        ("qwen3", {"use_sliding_window": True, "layer_types": ..., "max_window_layers": 2}, "sliding_window: found None, allowed an integer >= 1"),
         ("gemma3", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping: found 50.0, allowed null"),
         ("gemma3", {"use_bidirectional_attention": True}, "use_bidirectional_attention: found True, allowed false"),
         ("gemma3", {"hidden_activation": "silu"}, "hidden_activation: found 'silu', allowed gelu_pytorch_tanh"),

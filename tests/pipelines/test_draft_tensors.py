@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from flax import nnx
 from safetensors.numpy import load_file, save_file
 
 from dspark_jax.architectures import dspark_compact
+from dspark_jax.pipelines.conversion import convert_draft
 from dspark_jax.pipelines.description import describe
 from dspark_jax.pipelines.loading import LoadedTarget, load_draft, load_target
 from dspark_jax.speculators_common.errors import CheckpointError
@@ -41,7 +43,7 @@ def _assert_equal_weights(one: nnx.Module, other: nnx.Module) -> None:
         np.testing.assert_array_equal(mine, theirs)
 
 
-@pytest.mark.parametrize("family", ["deepspec gemma4", "z-lab dflash", "speculators dflash, pruned", "compact"])
+@pytest.mark.parametrize("family", ["deepspec gemma4", "z-lab dflash", "speculators dflash, pruned"])
 def test_a_prefix_on_all_names_is_no_part_of_them(family: str, tmp_path: Path) -> None:
     folder = FAMILIES[family](tmp_path / "draft")
     plain, described = load_draft(folder, _target(), "float32"), describe(folder)
@@ -50,8 +52,22 @@ def test_a_prefix_on_all_names_is_no_part_of_them(family: str, tmp_path: Path) -
     assert (prefixed.config, prefixed.tables) == (plain.config, plain.tables)
     _assert_equal_weights(prefixed.module, plain.module)
     assert describe(folder).num_parameters == described.num_parameters
-    if family == "compact":
-        _assert_equal_weights(dspark_compact.load(folder), dspark_compact.load(_renamed(folder, lambda name: name.removeprefix("model."))))
+
+
+def test_a_prefix_is_no_part_of_the_names_of_a_compact_draft(tmp_path: Path, data_dir: Path) -> None:
+    folder = Path(shutil.copytree(data_dir / "H_compact" / "markov", tmp_path / "draft"))
+    plain = dspark_compact.load(folder)
+    _assert_equal_weights(dspark_compact.load(_renamed(folder, lambda name: f"model.{name}")), plain)
+
+
+@pytest.mark.usefixtures("quick_compilation")
+def test_a_prefix_is_not_carried_into_a_converted_draft(tmp_path: Path) -> None:
+    folder = FAMILIES["deepspec dflash"](tmp_path / "draft")
+    stored = load_file(folder / _WEIGHTS)
+    convert_draft(_renamed(folder, lambda name: f"model.{name}"), tmp_path / "converted", "speculators")
+    converted = load_file(tmp_path / "converted" / _WEIGHTS)
+    assert {"fc.weight", "norm.weight"} < converted.keys() <= stored.keys()
+    assert all(np.array_equal(tensor, stored[name]) for name, tensor in converted.items())
 
 
 def test_a_prefix_on_some_names_is_refused_by_name(tmp_path: Path) -> None:

@@ -64,6 +64,28 @@ def test_bounds_and_choices_are_part_of_the_message(read, expected):
     assert message(lambda: read(fields(n=4, s="z", strings=["x", "z"], mixed=[1, True]))) == f"dir/config.json: {expected}"
 
 
+@pytest.mark.parametrize("value", [2**31, -(2**31), 10**30])
+def test_integers_beyond_int32_are_refused(value):
+    assert message(lambda: fields(n=value).integer("n")) == f"dir/config.json: n: found {value}, allowed an integer, within int32"
+    assert message(lambda: fields(ints=[0, value]).int_list("ints")).endswith("allowed a list of integers, within int32")
+    assert fields(n=2**31 - 1).integer("n") == 2**31 - 1
+
+
+@pytest.mark.parametrize("value", [1e300, -1e300, 1e-300, 10**39])
+def test_numbers_beyond_float32_are_refused(value):
+    assert message(lambda: fields(x=value).number("x")).endswith("allowed a finite number, within the range of float32")
+    assert fields(x=0).number("x") == 0.0
+
+
+def test_values_that_cannot_be_shown_are_refused_all_the_same():
+    deep: list[object] = []
+    for _ in range(5000):
+        deep = [deep]
+    assert message(lambda: fields(n=deep).integer("n")) == "dir/config.json: n: found list, too deep or too long to show, allowed an integer"
+    assert "found int, too deep or too long to show" in message(lambda: fields(n=10**5000).integer("n"))
+    assert len(message(lambda: fields(n="x" * 10**6).integer("n"))) < 600
+
+
 @pytest.mark.parametrize(("bound", "value"), [("minimum", 4), ("maximum", 4)])
 def test_bounds_include_their_ends(bound, value):
     assert fields(n=value).integer("n", **{bound: 4}) == value

@@ -104,6 +104,18 @@ def test_settings_nested_per_layer_kind_are_taken_from_the_first_kind_asked_for(
     assert parsed(only_full, layer_types=("sliding_attention", "full_attention")).theta == 1e6
 
 
+def test_an_entry_of_an_unknown_layer_kind_is_an_unknown_field():
+    fields = Fields({"rope_parameters": {"full_attention": {"rope_theta": 1e6}, "sliding": {"rope_theta": 1e4}, "rope_theta": None}}, "config.json")
+    parse_rope(fields, head_dim=64)
+    assert fields.unread() == ("rope_parameters.sliding",)
+
+
+def test_a_proportion_of_an_odd_head_is_refused():
+    fields = Fields({"rope_parameters": {"rope_theta": 1e6, "rope_type": "proportional"}}, "config.json")
+    with pytest.raises(CheckpointError, match="global_head_dim: found 7, allowed a head whose rotary part is an even number"):
+        parse_rope(fields, head_dim=7, head_dim_name="global_head_dim", kinds=("default", "proportional"))
+
+
 def test_the_entries_of_other_layer_kinds_are_known_fields():
     fields = Fields({"rope_parameters": NESTED | {"sliding_attention": {"rope_theta": 1e4, "surprise": 1}}}, "config.json")
     parse_rope(fields, head_dim=64, layer_types=("sliding_attention",))
@@ -131,6 +143,13 @@ def test_the_rotating_share_comes_from_the_argument_or_else_from_the_file():
             {"rope_parameters": {"rope_theta": 1e4, "rope_type": "proportional"}},
             "rope_type: found 'proportional', allowed default, linear, llama3, yarn",
         ),
+        (
+            {"rope_parameters": {"rope_theta": 1e4, "factor": 4.0}},
+            "rope_parameters.rope_type: missing, allowed default, linear, llama3, yarn, as factor",
+        ),
+        ({"rope_theta": 1e4, "rope_scaling": {"type": "linear", "factor": 0.5}}, "rope_scaling.factor: found 0.5, allowed a finite number >= 1"),
+        ({"rope_theta": 1}, "rope_theta: found 1, allowed a finite number > 1"),
+        ({"rope_theta": 1e300}, "rope_theta: found 1e+300, allowed a finite number > 1, within the range of float32"),
         ({"rope_parameters": {"rope_theta": 1e4, "rope_type": "yarn"}}, "rope_parameters.factor: missing, allowed a finite number >= 1"),
         ({"rope_parameters": {"rope_theta": 1e4, "rope_type": "yarn", "factor": 4.0}}, "max_position_embeddings: missing, allowed an integer >= 1"),
         ({"rope_parameters": YARN | {"mscale": 0.7}}, "rope_parameters.mscale: found 0.7, allowed no such field"),
