@@ -14,6 +14,7 @@ from dspark_jax.architectures.drafting.tables import tables_of
 from dspark_jax.architectures.nn.rotary import inverse_frequencies
 from dspark_jax.architectures.registry import SupportedArchitecture, retrieve
 from dspark_jax.speculators_common.compact_format import ARCHITECTURE as COMPACT
+from dspark_jax.speculators_common.matmul import OutputMajorKernel
 from dspark_jax.speculators_common.rope_config import RopeConfig
 from dspark_jax.speculators_common.weight_adapters import Recipe
 
@@ -41,7 +42,7 @@ def assert_buildable(entry: SupportedArchitecture, config: Any, names: Collectio
         if options["tables"].lm_head == "target_rows":
             names = (*names, "lm_head.weight")  # taken from the target's before the draft is loaded
     module = nnx.eval_shape(lambda: entry.build(config, dtype=np.float32, **options))
-    shapes = {".".join(map(str, path)): variable.get_value().shape for path, variable in nnx.to_flat_state(nnx.state(module))}
+    shapes = {".".join(map(str, path)): _shape_of(variable) for path, variable in nnx.to_flat_state(nnx.state(module))}
     recipes = entry.recipes(config, names)
     assert set(shapes) <= set(recipes), "a parameter without a recipe"
     checks_only = {"draft_to_target"} if "d2t" in names else set()
@@ -49,6 +50,12 @@ def assert_buildable(entry: SupportedArchitecture, config: Any, names: Collectio
     for path, shape in shapes.items():
         if sum(np.prod(stored, dtype=float) for stored in recipes[path].tensors.values()) < _FEW_ELEMENTS:
             assert assembled(recipes[path], num_first_ids=getattr(config, "num_draft_ids", 0)).shape == shape, path
+
+
+def _shape_of(parameter: nnx.Param) -> tuple[int, ...]:
+    """What a recipe makes for it; kernels may be stored the other way round."""
+    shape: tuple[int, ...] = parameter.get_value().shape
+    return shape[::-1] if isinstance(parameter, OutputMajorKernel) else shape
 
 
 def assembled(recipe: Recipe, num_first_ids: int = 0) -> np.ndarray:

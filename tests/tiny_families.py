@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
 from dspark_jax.architectures import dspark_compact
 from dspark_jax.speculators_common.draft_config import SlotThresholds
+from dspark_jax.speculators_common.matmul import OutputMajorKernel, kernel_values
 from tests.tiny_checkpoints import TinyCheckpoint, draft_config, random_tensors, target_config
 
 VOCAB, HIDDEN, LAYERS, MASK, BLOCK = 13, 32, 3, 12, 5
@@ -110,8 +110,12 @@ def _compact(**settings: Any) -> Callable[[Path], Path]:
 def loud(draft: dspark_compact.CompactDraft, seed: int = 4) -> dspark_compact.CompactDraft:
     """The draft with weights at which every part counts, instead of the small initial ones."""
     rng = np.random.default_rng(seed)
-    noisy = jax.tree.map(lambda x: x + jnp.asarray(rng.normal(size=x.shape) * (1.2 / np.sqrt(max(x.shape[0], 1))), x.dtype), nnx.state(draft))
-    nnx.update(draft, noisy)
+    state = nnx.state(draft)
+    for _, parameter in nnx.to_flat_state(state):
+        values = kernel_values(parameter)
+        noisy = values + jnp.asarray(rng.normal(size=values.shape) * (1.2 / np.sqrt(max(values.shape[0], 1))), values.dtype)
+        parameter[...] = noisy.T if isinstance(parameter, OutputMajorKernel) else noisy
+    nnx.update(draft, state)
     return draft
 
 

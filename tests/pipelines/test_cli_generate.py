@@ -282,9 +282,18 @@ def _assert_refused(finished: Finished, *messages: str) -> None:
         assert message in finished.error
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """What a shell runs in the background ignores interrupts, and so would a child of it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="signals as on POSIX systems")
 @pytest.mark.parametrize(("ends_by", "status"), [("a closed pipe", 141), ("Ctrl-C", 130)])
+@pytest.mark.usefixtures("interruptible")
 def test_a_run_that_is_cut_off_ends_quietly(pair: RecordedPair, tmp_path: Path, ends_by: str, status: int) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("abc\n" * 2000)  # it would go on for minutes
@@ -296,7 +305,6 @@ def test_a_run_that_is_cut_off_ends_quietly(pair: RecordedPair, tmp_path: Path, 
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=environment,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell ignores it in what it runs in the background
     ) as process:
         assert process.stdout is not None
         assert process.stderr is not None

@@ -142,7 +142,7 @@ def test_a_source_that_cannot_be_loaded_is_refused(data_dir: Path, tmp_path: Pat
     draft = copied(data_dir / "D_loop" / "draft", tmp_path / "draft")
     changed_tensors(draft, lambda tensors: (tensors.pop("norm.weight"), tensors.update(more=np.ones(2, np.float32))))
     said = refused(capsys, tmp_path, draft, tmp_path / "out", "--to", "speculators")
-    assert said == f"{draft}: tensor norm.weight: missing, expected shape [64]; tensor more: unexpected"
+    assert said == f"{draft}: tensor norm.weight: missing, expected shape [64]; model.safetensors: tensor more: unexpected"
     (draft / "mask_embedding.pt").touch()
     changed_tensors(draft, lambda tensors: (tensors.pop("more"), tensors.update({"norm.weight": np.ones(64, np.float32)})))
     assert "mask_embedding.pt: a mask embedding in a file of its own is not supported" in refused(
