@@ -39,7 +39,7 @@ def tied_logits(hidden: Float[Array, "*axes H"], rows: Float[Array, "V H"]) -> F
 
 
 def head_can_share_table() -> bool:
-    """Whether a tied head multiplies by the very array that lookups read; on CPU it has a copy of its own, transposed.
+    """Whether a tied head multiplies by the very array that lookups read; on CPU it has a copy of its own.
 
     There lookups need bit patterns in bfloat16, and a one-row float32 product with the `[V, H]` table runs at half the memory bandwidth.
     """
