@@ -87,6 +87,14 @@ def zlab_config(**fields: Any) -> dict[str, Any]:
     return {**ZLAB, "dflash_config": ZLAB_BLOCK, **fields}
 
 
+def speculators_dspark_config(**fields: Any) -> dict[str, Any]:
+    """`config.json` of a speculators DSpark draft with a sliding and a full layer."""
+    layers = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 6, "use_sliding_window": True}
+    network = {**without(QWEN3_NETWORK, "rms_norm_eps", "hidden_act", "rope_theta", "max_position_embeddings"), **layers}
+    block = without(DEEPSPEC_BLOCK, "num_target_layers", "target_layer_ids")
+    return draft_config(network=network, **{**block, "aux_hidden_state_layer_ids": [1, 2], **fields})
+
+
 def speculators_dflash_config(**fields: Any) -> dict[str, Any]:
     """`config.json` of a speculators DFlash draft."""
     network = without(QWEN3_NETWORK, "rms_norm_eps", "hidden_act", "rope_theta", "max_position_embeddings")
@@ -124,6 +132,11 @@ _OFFSETS = np.asarray(range(1, VOCAB, 2), np.int64) - np.arange(VOCAB // 2)
 
 # What each draft is -> how to write its directory.
 FAMILIES: dict[str, Callable[[Path], Path]] = {
+    "speculators dspark, fill-in, borrowed tables": _checkpoint(speculators_dspark_config(sample_from_anchor=False)),
+    "speculators dspark, gated, pruned": _checkpoint(
+        speculators_dspark_config(sample_from_anchor=True, markov_head_type="gated", draft_vocab_size=VOCAB // 2), *_TABLES, "d2t", d2t=_OFFSETS
+    ),
+    "deepspec qwen3": _checkpoint({"architectures": ["Qwen3DSparkModel"], **QWEN3_NETWORK, **DEEPSPEC_BLOCK}, *_TABLES),
     "deepspec gemma4": _checkpoint(gemma4_config(), *_TABLES),
     "deepspec gemma4, own values, rank 0": _checkpoint(
         without(gemma4_config(attention_k_eq_v=False, num_key_value_heads=2, **NO_HEADS), "markov_head_type", "confidence_head_with_markov"), *_TABLES

@@ -82,9 +82,10 @@ def test_the_text_is_that_of_plain_decoding_and_nothing_is_compiled_on_the_way(f
     assert not any(completion.non_finite_rounds for completion in completions)
 
 
+@pytest.mark.parametrize("batch_size", [1, 5])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_bfloat16_generates_without_compilation_too(family: str) -> None:
-    engine = _engine(family, 5, "bfloat16")
+def test_bfloat16_generates_without_compilation_too(family: str, batch_size: int) -> None:
+    engine = _engine(family, batch_size, "bfloat16")
     engine.warmup(stream=False)
     with _no_compilation():
         completions = _completions(engine)
