@@ -48,7 +48,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     text = parser.add_argument_group("text")
     text.add_argument("--system", metavar="TEXT", help="a system message before the prompt")
     text.add_argument("--raw", action="store_true", help="no chat template: continue the text as it is")
-    text.add_argument("--max-new-tokens", type=whole_number(1), default=256, metavar="N", help="budget of each prompt (256)")
+    text.add_argument("--max-new-tokens", type=whole_number(1), default=256, metavar="N", help="budget; --max-seq-len ends a text, too (256)")
     text.add_argument("--stop-ids", type=id_list, metavar="ID,ID,...", help="token ids that end an output (those of the model)")
     text.add_argument("--stream", action=argparse.BooleanOptionalAction, help="show text as rounds complete (for one prompt, or on a terminal)")
     text.add_argument("--json", action="store_true", help="one JSON object per prompt on stdout")
