@@ -144,6 +144,9 @@ def test_what_was_loaded_is_what_the_files_say() -> None:
     found = {name: _draft(name, "float32") for name in FAMILIES}
     lines = {name: (draft.config.family, draft.config.num_drafts, draft.tables.embed_tokens, draft.tables.lm_head) for name, draft in found.items()}
     assert lines == {
+        "speculators dspark, fill-in, borrowed tables": ("speculators_dspark", BLOCK - 1, "target", "target"),
+        "speculators dspark, gated, pruned": ("speculators_dspark", BLOCK, "own", "own"),
+        "deepspec qwen3": ("deepspec_qwen3", BLOCK, "own", "own"),
         "deepspec gemma4": ("deepspec_gemma4", BLOCK, "own", "own"),
         "deepspec gemma4, own values, rank 0": ("deepspec_gemma4", BLOCK, "own", "own"),
         "deepspec dflash": ("deepspec_qwen3", BLOCK, "own", "own"),
