@@ -97,17 +97,16 @@ def check_tensors(
     wanted = {name: shape for recipe in recipes.values() for name, shape in recipe.tensors.items()}
     skipped = set(ignored)
     skipped_folders = tuple(name.removesuffix("*") for name in skipped if name.endswith(".*"))
-    labels = {name: _label(name, tensor, file) for name, tensor in available.items()}
     faults = [f"tensor {name}: missing, expected shape {list(shape)}" for name, shape in wanted.items() if name not in available]
     surplus = [name for name in available if name not in wanted and name not in skipped and not name.startswith(skipped_folders)]
-    faults += [f"{labels[name]}: unexpected" for name in surplus]
+    faults += [f"{_label(name, available[name], file)}: unexpected" for name in surplus]
     faults += [
-        f"{labels[name]}: found shape {list(available[name].shape)}, expected {list(shape)}"
+        f"{_label(name, available[name], file)}: found shape {list(available[name].shape)}, expected {list(shape)}"
         for name, shape in wanted.items()
         if name in available and tuple(available[name].shape) != tuple(shape)
     ]
     faults += [
-        f"{labels[name]}: found dtype {available[name].dtype}, expected a floating-point one"
+        f"{_label(name, available[name], file)}: found dtype {available[name].dtype}, expected a floating-point one"
         for recipe in recipes.values()
         for name in recipe.tensors
         if recipe.is_floating and name in available and not available[name].dtype.startswith(("float", "bfloat"))
