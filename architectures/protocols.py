@@ -6,9 +6,9 @@ from typing import Any, Protocol, runtime_checkable
 
 from jaxtyping import Array, Float, Int32
 
-from dspark_jax.architectures.nn.kv_cache import KVCache, KVParams
-from dspark_jax.architectures.nn.ragged_batch import RaggedBatch
-from dspark_jax.speculators_common.draft_config import DraftConfig
+from dspark_jax.architectures.nn.attention.kv_cache import KVCache, KVParams
+from dspark_jax.architectures.nn.attention.ragged_batch import RaggedBatch
+from dspark_jax.speculators_common.formats.draft_config import DraftConfig
 
 
 @runtime_checkable
@@ -38,9 +38,12 @@ class Target(TableLender, Protocol):
         """Geometry of the cache that `forward` writes."""
         ...
 
-    def forward(self, batch: RaggedBatch, cache: KVCache, taps: tuple[int, ...]) -> tuple[Float[Array, "T H"], Float[Array, "T mH"], KVCache]:
-        """Run the batch: final-normed hidden states, the tapped residual streams side by side, and the cache with the batch written at its
-        positions."""
+    def forward(
+        self, batch: RaggedBatch, cache: KVCache, taps: tuple[int, ...]
+    ) -> tuple[Float[Array, "T H"], Float[Array, "T mH"], KVCache]:
+        """Run the batch: final-normed hidden states, the tapped residual streams side by side, and the cache with the
+        batch written at its positions.
+        """
         ...
 
 
@@ -66,9 +69,12 @@ class Draft(Protocol):
         """Block inputs `[anchor, mask, mask, ...]`."""
         ...
 
-    def forward_block(self, embeds: Float[Array, "B W d"], cache: KVCache, num_slots: int | None = None) -> Float[Array, "B Ws d"]:
-        """Final-normed hidden states of the first `num_slots` slots (all by default); the anchor sits at position `cache.lengths`. The block's own
-        K/V is never stored."""
+    def forward_block(
+        self, embeds: Float[Array, "B W d"], cache: KVCache, num_slots: int | None = None
+    ) -> Float[Array, "B Ws d"]:
+        """Final-normed hidden states of the first `num_slots` slots (all by default); the anchor sits at position
+        `cache.lengths`. The block's own K/V is never stored.
+        """
         ...
 
     def compute_logits(self, hidden: Float[Array, "B Ws d"], lender: TableLender) -> Float[Array, "B Ds Vd"]:
@@ -93,5 +99,7 @@ class Draft(Protocol):
         ...
 
     def proposal_length(self, confidence: Float[Array, "B Ds"], threshold: Float[Array, "B"]) -> Int32[Array, "B"]:
-        """Drafts to verify, given the confidence logits. `threshold` is what the row's request asks for; 0 leaves the decision to the draft."""
+        """Drafts to verify, given the confidence logits. `threshold` is what the row's request asks for; 0 leaves the
+        decision to the draft.
+        """
         ...

@@ -1,7 +1,7 @@
 """Models by their Hugging Face architecture name: register and retrieve.
 
-A family adds one entry in its `arch.py`. Other packages add theirs through the entry-point group `dspark_jax.architectures`: the entry point's name
-is the architecture name, its object a `SupportedArchitecture`.
+A family adds one entry in its `arch.py`. Other packages add theirs through the entry-point group
+`dspark_jax.architectures`: the entry point's name is the architecture name, its object a `SupportedArchitecture`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from collections.abc import Callable, Collection, Mapping
 from importlib.metadata import entry_points
 from typing import Any, Literal
 
-from dspark_jax.architectures.recurrent_state import REASON, has_recurrent_name
-from dspark_jax.speculators_common.detect import refused_title
+from dspark_jax.architectures.decoder.recurrent_state import REASON, has_recurrent_name
 from dspark_jax.speculators_common.errors import CheckpointError, DSparkError
-from dspark_jax.speculators_common.weight_adapters import Recipe
+from dspark_jax.speculators_common.formats.detect import refused_title
+from dspark_jax.speculators_common.formats.weight_adapters import Recipe
 
 ENTRY_POINT_GROUP = "dspark_jax.architectures"
 
@@ -25,10 +25,10 @@ ENTRY_POINT_GROUP = "dspark_jax.architectures"
 class SupportedArchitecture:
     """Everything the pipeline needs to run one architecture.
 
-    `parse_config(raw, file, overrides)` gives the family's frozen config (overrides are for drafts, `None` for targets). `build(config, dtype=...)`
-    constructs the module; it is only traced abstractly, so it may allocate. `recipes(config, names)` is the weight table for a checkpoint that
-    holds the tensors `names`;
-    `ignored` are tensor names that may be there without use; one that ends in `.*` stands for all names below it.
+    `parse_config(raw, file, overrides)` gives the family's frozen config (overrides are for drafts, `None` for
+    targets). `build(config, dtype=...)` constructs the module; it is only traced abstractly, so it may allocate.
+    `recipes(config, names)` is the weight table for a checkpoint that holds the tensors `names`; `ignored` are tensor
+    names that may be there without use; one that ends in `.*` stands for all names below it.
     """
 
     name: str
@@ -91,7 +91,9 @@ def known_names() -> tuple[str, ...]:
 
 
 def unknown_name_message(name: str) -> str:
-    """What to tell a user whose architecture is not known: the name, why it cannot be, or the nearest known one, and all known ones."""
+    """What to tell a user whose architecture is not known: the name, why it cannot be, or the nearest known one, and
+    all known ones.
+    """
     known = known_names()
     if has_recurrent_name(name):
         return f"unsupported architecture {name!r}: {REASON}; known: {', '.join(known)}"
@@ -114,5 +116,7 @@ def _loaded(point: Any) -> SupportedArchitecture:
     except Exception as error:
         raise DSparkError(f"entry point {point.name!r} ({point.value}): {error}") from error
     if not isinstance(entry, SupportedArchitecture):
-        raise DSparkError(f"entry point {point.name!r} ({point.value}): found {type(entry).__name__}, allowed SupportedArchitecture")
+        raise DSparkError(
+            f"entry point {point.name!r} ({point.value}): found {type(entry).__name__}, allowed SupportedArchitecture"
+        )
     return entry

@@ -1,6 +1,8 @@
-"""What a paged cache costs in a round: writing its rows, gathering the pages, attending to them; by page size and allocated length.
+"""What a paged cache costs in a round: writing its rows, gathering the pages, attending to them; by page size and
+allocated length.
 
-Every variant is one program over all layers with donated pages. The cost follows the allocated length, not the length in use.
+Every variant is one program over all layers with donated pages. The cost follows the allocated length, not the length
+in use.
 """
 
 from __future__ import annotations
@@ -12,23 +14,32 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dspark_jax.architectures.nn.attention import paged_attention
-from dspark_jax.architectures.nn.kv_cache import KVCache, KVPages, KVParams
-from dspark_jax.architectures.nn.ragged_batch import RaggedBatch
-from dspark_jax.pipelines.benchmark_probes import alternating_medians
+from dspark_jax.architectures.nn.attention.kv_cache import KVCache, KVPages, KVParams
+from dspark_jax.architectures.nn.attention.ragged_batch import RaggedBatch
+from dspark_jax.architectures.nn.attention.reference import paged_attention
+from dspark_jax.pipelines.bench.probes import alternating_medians
 
 
-def work(part: str, num_layers: int, pages: KVPages, table: Any, batch: RaggedBatch, query: Any, rows: Any) -> tuple[KVPages, Any]:
-    """Write the batch in every layer, then nothing (`write`), gather (`read`) or attend (`attend`); the result keeps XLA from dropping any of it."""
+def work(
+    part: str, num_layers: int, pages: KVPages, table: Any, batch: RaggedBatch, query: Any, rows: Any
+) -> tuple[KVPages, Any]:
+    """Write the batch in every layer, then nothing (`write`), gather (`read`) or attend (`attend`); the result keeps
+    XLA from dropping any of it.
+    """
     cache = KVCache(pages=pages, page_table=table, lengths=batch.positions[:1])
     total = jnp.zeros((), jnp.float32)
     for layer in range(num_layers):
         cache = cache.write(layer, batch, rows, rows)
         if part == "read":
             # One gathered row is used, and which one is not known at compile time: XLA cannot gather that row alone.
-            total += sum(jax.lax.optimization_barrier(x)[0, 0, batch.positions[0], 0].astype(jnp.float32) for x in cache.read(layer))
+            total += sum(
+                jax.lax.optimization_barrier(x)[0, 0, batch.positions[0], 0].astype(jnp.float32)
+                for x in cache.read(layer)
+            )
         elif part == "attend":
-            total += jnp.sum(paged_attention(query, cache, layer, batch, scale=query.shape[-1] ** -0.5).astype(jnp.float32))
+            total += jnp.sum(
+                paged_attention(query, cache, layer, batch, scale=query.shape[-1] ** -0.5).astype(jnp.float32)
+            )
     return cache.pages, total
 
 
@@ -38,7 +49,13 @@ class Variant:
     def __init__(self, part: str, args: argparse.Namespace, page_size: int, length: int) -> None:
         count = -(-length // page_size)
         dtype = jnp.dtype(args.dtype)
-        params = KVParams(num_layers=args.layers, num_key_value_heads=args.kv_heads, head_dim=args.head_dim, page_size=page_size, dtype=dtype)
+        params = KVParams(
+            num_layers=args.layers,
+            num_key_value_heads=args.kv_heads,
+            head_dim=args.head_dim,
+            page_size=page_size,
+            dtype=dtype,
+        )
         self.pages = KVPages.zeros(params, count)
         self.table = jnp.arange(count, dtype=jnp.int32)[None, :]
         positions = jnp.arange(args.rows, dtype=jnp.int32)[None, :] + length // 2
@@ -54,16 +71,32 @@ class Variant:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for name, default in (("layers", 30), ("query-heads", 9), ("kv-heads", 3), ("head-dim", 64), ("rows", 7), ("repeats", 15)):
+    for name, default in (
+        ("layers", 30),
+        ("query-heads", 9),
+        ("kv-heads", 3),
+        ("head-dim", 64),
+        ("rows", 7),
+        ("repeats", 15),
+    ):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--page-sizes", type=int, nargs="+", default=[16, 64, 256])
     parser.add_argument("--lengths", type=int, nargs="+", default=[256, 1024, 4096])
     parser.add_argument("--dtype", default="bfloat16")
     args = parser.parse_args()
-    print(f"{args.layers} layers, {args.rows} rows, {args.dtype}, {jax.default_backend()}: ms, ratio to page size {args.page_sizes[0]} in brackets")
-    print(f"{'allocated':>9} {'page':>5}" + "".join(f"{part:>18}" for part in ("write", "write + read", "write + attend")))
+    print(
+        f"{args.layers} layers, {args.rows} rows, {args.dtype}, {jax.default_backend()}: ms, ratio to page size "
+        f"{args.page_sizes[0]} in brackets"
+    )
+    print(
+        f"{'allocated':>9} {'page':>5}" + "".join(f"{part:>18}" for part in ("write", "write + read", "write + attend"))
+    )
     for length in args.lengths:
-        variants = {(part, size): Variant(part, args, size, length) for size in args.page_sizes for part in ("write", "read", "attend")}
+        variants = {
+            (part, size): Variant(part, args, size, length)
+            for size in args.page_sizes
+            for part in ("write", "read", "attend")
+        }
         medians = alternating_medians(variants, args.repeats)
         for size in args.page_sizes:
             cells = (

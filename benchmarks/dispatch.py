@@ -1,6 +1,8 @@
-"""What it costs to call the round: the project's entry (flat leaves, graph definition closed over) against other ways to pass a model.
+"""What it costs to call the round: the project's entry (flat leaves, graph definition closed over) against other ways
+to pass a model.
 
-A decoder with as many arrays as a real one but hardly any arithmetic, in float32, so that the host's part of a call shows.
+A decoder with as many arrays as a real one but hardly any arithmetic, in float32, so that the host's part of a call
+shows.
 """
 
 from __future__ import annotations
@@ -11,10 +13,10 @@ from typing import Any
 import jax
 from flax import nnx
 
+from dspark_jax.architectures.decoder.dense import DenseDecoder
 from dspark_jax.architectures.llama.config import parse_llama
-from dspark_jax.architectures.nn.decoder import DenseDecoder
-from dspark_jax.architectures.nn.kv_cache import KVPages
-from dspark_jax.pipelines.benchmark_probes import alternating_medians
+from dspark_jax.architectures.nn.attention.kv_cache import KVPages
+from dspark_jax.pipelines.bench.probes import alternating_medians
 from dspark_jax.pipelines.speculative.programs import Programs
 from dspark_jax.pipelines.speculative.state import RoundState, empty_state
 from dspark_jax.pipelines.speculative.step import StepConfig, speculative_step
@@ -25,9 +27,23 @@ CONFIG = StepConfig(num_speculative_tokens=0, num_pages=1)
 
 def tiny_decoder(num_layers: int) -> DenseDecoder:
     """Every array of a real Llama, each of them tiny."""
-    raw = {"architectures": ["LlamaForCausalLM"], "hidden_act": "silu", "rms_norm_eps": 1e-5, "rope_theta": 1e4, "max_position_embeddings": 64}
-    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 1, "num_key_value_heads": 1, "vocab_size": 16}
-    return DenseDecoder(parse_llama({**raw, **sizes, "num_hidden_layers": num_layers, "tie_word_embeddings": True}, "tiny"))
+    raw = {
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1e4,
+        "max_position_embeddings": 64,
+    }
+    sizes = {
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_attention_heads": 1,
+        "num_key_value_heads": 1,
+        "vocab_size": 16,
+    }
+    return DenseDecoder(
+        parse_llama({**raw, **sizes, "num_hidden_layers": num_layers, "tie_word_embeddings": True}, "tiny")
+    )
 
 
 class Variant:
@@ -55,8 +71,11 @@ def entries(target: DenseDecoder) -> dict[str, Any]:
     by_module: Any = nnx.jit(of_module, donate_argnums=1)
     return {
         "flat leaves (the project's)": lambda state: programs.round(state, num_pages=CONFIG.num_pages),
-        # The device loop ends at once when every row is inert: the same arguments, flattened, passed, donated and returned, and nothing computed.
-        "flat leaves, no round run": lambda state: programs.loop(state, num_pages=CONFIG.num_pages, until_any_finishes=False),
+        # The device loop ends at once when every row is inert: the same arguments, flattened, passed, donated and
+        # returned, and nothing computed.
+        "flat leaves, no round run": lambda state: programs.loop(
+            state, num_pages=CONFIG.num_pages, until_any_finishes=False
+        ),
         "jax.jit of an nnx.State": lambda state: by_state(weights, state),
         "nnx.cached_partial(nnx.jit)": nnx.cached_partial(by_module, target),
         "nnx.jit": lambda state: by_module(target, state),
@@ -69,7 +88,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=50)
     args = parser.parse_args()
     target = tiny_decoder(args.layers)
-    medians = alternating_medians({name: Variant(target, entry) for name, entry in entries(target).items()}, args.repeats)
+    medians = alternating_medians(
+        {name: Variant(target, entry) for name, entry in entries(target).items()}, args.repeats
+    )
     arrays = len(jax.tree.leaves(nnx.state(target))) + 2 * args.layers
     first = next(iter(medians.values()))
     print(f"{args.layers} layers, {arrays} arrays, {jax.default_backend()}: microseconds per call")

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from dspark_jax.pipelines.benchmark_probes import alternating_medians
-from dspark_jax.speculators_common.matmul import OutputMajorKernel, kernel_parameter, linear
+from dspark_jax.pipelines.bench.probes import alternating_medians
+from dspark_jax.speculators_common.numerics.matmul import OutputMajorKernel, kernel_parameter, linear
 
 # (in, out, how many) of the demo target: qkv, attention output, gate and up, down, head.
 SIZES = ((576, 960, 30), (576, 576, 30), (576, 3072, 30), (1536, 576, 30), (576, 49_152, 1))
@@ -42,9 +42,16 @@ def main() -> None:
             in_use = isinstance(kernel_parameter(jnp.zeros(size[:2], dtype)), OutputMajorKernel)
             gigabytes = size[0] * size[1] * size[2] * jnp.dtype(dtype).itemsize / 1e9
             for rows in args.rows:
-                medians = alternating_medians({major: products(*size, rows, dtype, major) for major in (False, True)}, args.repeats)
-                cells = (f"{medians[major] * 1e3:.2f} ({gigabytes / medians[major]:.1f}){'*' if major == in_use else ' '}" for major in (False, True))
-                print(f"{' x '.join(map(str, size)):<20}{dtype:<10}{rows:>5}" + "".join(f"{cell:>20}" for cell in cells))
+                medians = alternating_medians(
+                    {major: products(*size, rows, dtype, major) for major in (False, True)}, args.repeats
+                )
+                cells = (
+                    f"{medians[major] * 1e3:.2f} ({gigabytes / medians[major]:.1f}){'*' if major == in_use else ' '}"
+                    for major in (False, True)
+                )
+                print(
+                    f"{' x '.join(map(str, size)):<20}{dtype:<10}{rows:>5}" + "".join(f"{cell:>20}" for cell in cells)
+                )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """What loading a checkpoint costs: seconds, bytes per second, and memory beyond the arrays that it leaves behind.
 
-A checkpoint is loaded in a fresh process, which this one watches. What counts is anonymous memory: file pages that the reader mapped are the kernel's
-to drop. Linux only.
+A checkpoint is loaded in a fresh process, which this one watches. What counts is anonymous memory: file pages that the
+reader mapped are the kernel's to drop. Linux only.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from flax import nnx
 from safetensors.numpy import save_file
 
 from dspark_jax.architectures.registry import retrieve
-from dspark_jax.pipelines.loading import load_target
+from dspark_jax.pipelines.checkpoints.loading import load_target
 
 _SAMPLE_SECONDS = 0.002
 _STATUS_FIELDS = ("RssAnon", "VmHWM")
@@ -64,7 +64,9 @@ def write_checkpoint(directory: Path, config: dict[str, Any], *, shard_bytes: in
     shard: dict[str, np.ndarray] = {}
     total = number = 0
     for index, (name, shape) in enumerate(shapes.items()):
-        shard[name] = (0.02 * rng.standard_normal(math.prod(shape), np.float32)).astype(ml_dtypes.bfloat16).reshape(shape)
+        shard[name] = (
+            (0.02 * rng.standard_normal(math.prod(shape), np.float32)).astype(ml_dtypes.bfloat16).reshape(shape)
+        )
         if sum(tensor.nbytes for tensor in shard.values()) >= shard_bytes or index == len(shapes) - 1:
             file = f"model-{number:05}.safetensors"
             save_file(shard, directory / file)
@@ -72,7 +74,9 @@ def write_checkpoint(directory: Path, config: dict[str, Any], *, shard_bytes: in
             total += sum(tensor.nbytes for tensor in shard.values())
             shard, number = {}, number + 1
     (directory / "config.json").write_text(json.dumps(config))
-    (directory / "model.safetensors.index.json").write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}))
+    (directory / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map})
+    )
     return total
 
 
@@ -85,11 +89,21 @@ def load_and_tell(checkpoint: str, dtype: str) -> None:
     arrays = jax.block_until_ready(jax.tree.leaves(nnx.state(target.module)))
     told: dict[str, Any] = {"started": started, "finished": time.monotonic(), "base": base, "after": memory_of("self")}
     told["backend"] = jax.default_backend()
-    print(json.dumps({**told, "array_bytes": sum(array.nbytes for array in arrays), "file_bytes": target.checkpoint.bytes_on_disk}))
+    print(
+        json.dumps(
+            {
+                **told,
+                "array_bytes": sum(array.nbytes for array in arrays),
+                "file_bytes": target.checkpoint.bytes_on_disk,
+            }
+        )
+    )
 
 
 def measure(checkpoint: str, dtype: str) -> tuple[dict[str, float], str]:
-    """Load once in a new process and watch its memory from here, where no lock of that process delays the samples; figures, backend."""
+    """Load once in a new process and watch its memory from here, where no lock of that process delays the samples;
+    figures, backend.
+    """
     command = [sys.executable, __file__, "--load", checkpoint, "--dtype", dtype]
     samples = []
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -101,7 +115,12 @@ def measure(checkpoint: str, dtype: str) -> tuple[dict[str, float], str]:
     if process.returncode:
         raise SystemExit(f"loading {checkpoint} failed with status {process.returncode}")
     told = json.loads(out)
-    peak = max([told["after"]["RssAnon"], *(anonymous for moment, anonymous in samples if told["started"] <= moment <= told["finished"])])
+    peak = max(
+        [
+            told["after"]["RssAnon"],
+            *(anonymous for moment, anonymous in samples if told["started"] <= moment <= told["finished"]),
+        ]
+    )
     seconds = told["finished"] - told["started"]
     figures = {
         "seconds": seconds,
@@ -130,7 +149,9 @@ def main() -> None:
     parser.add_argument("--shard-gigabytes", type=float, default=0.25, help="size of its shards (0.25)")
     parser.add_argument("--untied", action="store_true", help="with a head of its own")
     parser.add_argument("--checkpoint", help="load this directory, .gguf file or smollm2 instead")
-    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of the loaded arrays (bfloat16)")
+    parser.add_argument(
+        "--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of the loaded arrays (bfloat16)"
+    )
     parser.add_argument("--repeats", type=int, default=3, help="loads, a process each; medians are printed (3)")
     parser.add_argument("--load", metavar="CHECKPOINT", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -144,10 +165,14 @@ def main() -> None:
             write_checkpoint(Path(folder), config, shard_bytes=int(args.shard_gigabytes * 1e9))
         runs = [measure(checkpoint, args.dtype) for _ in range(args.repeats)]
     median = {name: statistics.median(figures[name] for figures, _ in runs) for name in runs[0][0]}
-    print(f"files {median['file_bytes'] / 1e9:.2f} GB, arrays {median['array_bytes'] / 1e9:.2f} GB, {args.dtype}, {runs[0][1]}")
+    print(
+        f"files {median['file_bytes'] / 1e9:.2f} GB, arrays {median['array_bytes'] / 1e9:.2f} GB, {args.dtype}, "
+        f"{runs[0][1]}"
+    )
     print(f"load {median['seconds']:.2f} s, {median['gigabytes_per_second']:.2f} GB/s of files")
     print(
-        f"peak anonymous memory {median['peak_ratio']:.2f} x the arrays (allowed 2), with mapped files {median['peak_ratio_with_file_pages']:.2f} x"
+        f"peak anonymous memory {median['peak_ratio']:.2f} x the arrays (allowed 2), with mapped files "
+        f"{median['peak_ratio_with_file_pages']:.2f} x"
     )
 
 

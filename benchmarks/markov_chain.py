@@ -1,4 +1,6 @@
-"""What the Markov chain costs: the unrolled slots after the block pass, by size of its tables, dtype and kind of argmax."""
+"""What the Markov chain costs: the unrolled slots after the block pass, by size of its tables, dtype and kind of
+argmax.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,15 @@ import jax.numpy as jnp
 from flax import nnx
 
 from dspark_jax.architectures.drafting.block_draft import BlockDraft
-from dspark_jax.pipelines.benchmark_probes import alternating_medians
-from dspark_jax.speculators_common.draft_config import DraftConfig, LayerMask
-from dspark_jax.speculators_common.rope_config import RopeConfig
+from dspark_jax.pipelines.bench.probes import alternating_medians
+from dspark_jax.speculators_common.formats.draft_config import DraftConfig, LayerMask
+from dspark_jax.speculators_common.formats.rope.config import RopeConfig
 
 SIZES = ((12_288, 48), (49_152, 256))  # draft vocabulary, rank: the demo drafter, a large one
-SAMPLERS: dict[str, Any] = {"blockwise argmax": None, "jnp.argmax": lambda logits, slot: jnp.argmax(logits, axis=-1).astype(jnp.int32)}
+SAMPLERS: dict[str, Any] = {
+    "blockwise argmax": None,
+    "jnp.argmax": lambda logits, slot: jnp.argmax(logits, axis=-1).astype(jnp.int32),
+}
 
 
 def draft(draft_vocab_size: int, rank: int, num_slots: int, dtype: str) -> BlockDraft:
@@ -59,7 +64,9 @@ def chain(module: BlockDraft, sampler: Any, rows: int) -> Any:
 
     @jax.jit
     def run(leaves: list[Any], base_logits: Any, anchor: Any) -> Any:
-        return nnx.merge(graphdef, jax.tree.unflatten(treedef, leaves)).sample_draft_tokens(base_logits, anchor, sampler)
+        return nnx.merge(graphdef, jax.tree.unflatten(treedef, leaves)).sample_draft_tokens(
+            base_logits, anchor, sampler
+        )
 
     return functools.partial(run, leaves, base_logits, jnp.zeros((rows,), jnp.int32))
 
@@ -70,14 +77,25 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=30)
     args = parser.parse_args()
-    print(f"{args.slots} slots, {args.rows} rows, {jax.default_backend()}: ms, ratio to blockwise argmax in float32 in brackets")
+    print(
+        f"{args.slots} slots, {args.rows} rows, {jax.default_backend()}: ms, ratio to blockwise argmax in float32 in "
+        "brackets"
+    )
     print(f"{'vocabulary x rank':<20}{'dtype':<10}" + "".join(f"{name:>20}" for name in SAMPLERS))
     for size in SIZES:
         models = {dtype: draft(*size, args.slots, dtype) for dtype in ("float32", "bfloat16")}
-        variants = {(dtype, name): chain(model, sampler, args.rows) for dtype, model in models.items() for name, sampler in SAMPLERS.items()}
+        variants = {
+            (dtype, name): chain(model, sampler, args.rows)
+            for dtype, model in models.items()
+            for name, sampler in SAMPLERS.items()
+        }
         medians = alternating_medians(variants, args.repeats)
         for dtype in models:
-            cells = (f"{medians[dtype, name] * 1e3:.2f} ({medians[dtype, name] / medians['float32', 'blockwise argmax']:.2f})" for name in SAMPLERS)
+            cells = (
+                f"{medians[dtype, name] * 1e3:.2f} "
+                f"({medians[dtype, name] / medians['float32', 'blockwise argmax']:.2f})"
+                for name in SAMPLERS
+            )
             print(f"{f'{size[0]} x {size[1]}':<20}{dtype:<10}" + "".join(f"{cell:>20}" for cell in cells))
 
 

@@ -1,11 +1,11 @@
 """Embed a DSpark draft in the compiled step of a model of your own.
 
-`Model` stands for somebody's Flax model: it has no cache, and nothing in it knows this package. `speculate` is the whole integration: one jitted
-function that runs the model, reads its taps with `nnx.capture`, accepts, feeds the draft's context and drafts the next block. Run it: `python
-examples/own_target.py`.
+`Model` stands for somebody's Flax model: it has no cache, and nothing in it knows this package. `speculate` is the
+whole integration: one jitted function that runs the model, reads its taps with `nnx.capture`, accepts, feeds the
+draft's context and drafts the next block. Run it: `python examples/own_target.py`.
 
-The draft needs no training here: its Markov head is the model's own embedding and head, so it proposes what the model would say if only the last
-token mattered.
+The draft needs no training here: its Markov head is the model's own embedding and head, so it proposes what the model
+would say if only the last token mattered.
 """
 
 import dataclasses
@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from dspark_jax.architectures.dspark_draft.model import DSparkSpeculatorsDraft
-from dspark_jax.architectures.nn.kv_cache import KVCache, KVPages
-from dspark_jax.architectures.nn.ragged_batch import RaggedBatch
+from dspark_jax.architectures.nn.attention.kv_cache import KVCache, KVPages
+from dspark_jax.architectures.nn.attention.ragged_batch import RaggedBatch
 from dspark_jax.pipelines.speculative.acceptance import accept_greedy
 
 VOCAB, WIDTH, LENGTH, BLOCK = 512, 64, 128, 5
@@ -50,9 +50,12 @@ class Tap(nnx.Intermediate):
 
 
 def make_draft(model: Model) -> DSparkSpeculatorsDraft:
-    """A draft in the published form, taps 1 and 3, its Markov head made of the model's tables and its own head silent."""
+    """A draft in the published form, taps 1 and 3, its Markov head made of the model's tables and its own
+    head silent.
+    """
     draft = DSparkSpeculatorsDraft(
-        WIDTH, 1, 4, 2, 16, 128, 1e-6, 1e4, None, [False], VOCAB, VOCAB, WIDTH, BLOCK, True, 0, 2, LENGTH, taps=(1, 3), enable_confidence_head=False
+        WIDTH, 1, 4, 2, 16, 128, 1e-6, 1e4, None, [False], VOCAB, VOCAB, WIDTH, BLOCK, True, 0, 2, LENGTH,
+        taps=(1, 3), enable_confidence_head=False
     )  # fmt: skip
     assert draft.markov_head is not None
     assert draft.head is not None
@@ -63,18 +66,34 @@ def make_draft(model: Model) -> DSparkSpeculatorsDraft:
 
 
 @jax.jit
-def speculate(model: Model, draft: DSparkSpeculatorsDraft, ids: jax.Array, start: jax.Array, anchor_at: jax.Array, drafts: jax.Array, cache: KVCache):
-    """One round. `ids` [LENGTH] hold the text up to the anchor; positions `start..anchor_at - 1` (a prompt) become context whatever is accepted."""
+def speculate(
+    model: Model,
+    draft: DSparkSpeculatorsDraft,
+    ids: jax.Array,
+    start: jax.Array,
+    anchor_at: jax.Array,
+    drafts: jax.Array,
+    cache: KVCache,
+):
+    """One round. `ids` [LENGTH] hold the text up to the anchor; positions `start..anchor_at - 1` (a prompt) become
+    context whatever is accepted.
+    """
     ids = jax.lax.dynamic_update_slice(ids, drafts[0], (anchor_at + 1,))
     logits, captured = nnx.capture(model, Tap, method_outputs=Tap)(ids[None])
-    taps = jnp.concatenate([captured["layers"][tap - 1]["__call__"].get_value()[0][0] for tap in draft.config.taps], axis=-1)
+    taps = jnp.concatenate(
+        [captured["layers"][tap - 1]["__call__"].get_value()[0][0] for tap in draft.config.taps], axis=-1
+    )
     choices = jax.lax.dynamic_slice(jnp.argmax(logits[0], axis=-1).astype(jnp.int32), (anchor_at,), (BLOCK + 1,))
     accepted, anchor = accept_greedy(drafts, jnp.full((1,), BLOCK, jnp.int32), choices[None])
 
     anchor_at = anchor_at + accepted[0] + 1
     position = jnp.arange(LENGTH, dtype=jnp.int32)
-    batch = RaggedBatch.rectangle(ids[None], jnp.where((position >= start) & (position < anchor_at), position, -1)[None])
-    cache = draft.materialize_kv(draft.project_target_hidden(taps), batch, dataclasses.replace(cache, lengths=anchor_at[None]))
+    batch = RaggedBatch.rectangle(
+        ids[None], jnp.where((position >= start) & (position < anchor_at), position, -1)[None]
+    )
+    cache = draft.materialize_kv(
+        draft.project_target_hidden(taps), batch, dataclasses.replace(cache, lengths=anchor_at[None])
+    )
     hidden = draft.forward_block(draft.embed_block(anchor), cache)
     drafts = draft.sample_draft_tokens(draft.compute_logits(hidden), anchor, hidden=hidden)
     return jax.lax.dynamic_update_slice(ids, anchor, (anchor_at,)), anchor_at, drafts, cache, accepted[0]
@@ -84,7 +103,9 @@ def main() -> None:
     model, prompt, new_tokens = Model(nnx.Rngs(7)), jnp.array([3, 141, 59, 26, 5], jnp.int32), 60
     draft = make_draft(model)
     cache = KVCache(
-        pages=KVPages.zeros(draft.kv_params(page_size=LENGTH), 1), page_table=jnp.zeros((1, 1), jnp.int32), lengths=jnp.zeros((1,), jnp.int32)
+        pages=KVPages.zeros(draft.kv_params(page_size=LENGTH), 1),
+        page_table=jnp.zeros((1, 1), jnp.int32),
+        lengths=jnp.zeros((1,), jnp.int32),
     )
     ids, end = jnp.zeros((LENGTH,), jnp.int32).at[: len(prompt)].set(prompt), jnp.asarray(len(prompt) - 1)
     drafts, start, rounds = jnp.full((1, BLOCK), VOCAB - 1, jnp.int32), jnp.asarray(0), []
@@ -96,7 +117,10 @@ def main() -> None:
     for length in range(len(prompt), total):
         plain = plain.at[length].set(nnx.jit(Model.__call__)(model, plain[None])[0, length - 1].argmax())
     same = bool(jnp.array_equal(ids[:total], plain[:total]))
-    print(f"{new_tokens} tokens in {len(rounds)} rounds, tau {sum(rounds) / len(rounds):.2f}, equal to plain decoding: {same}")
+    print(
+        f"{new_tokens} tokens in {len(rounds)} rounds, tau {sum(rounds) / len(rounds):.2f}, equal to plain decoding: "
+        f"{same}"
+    )
     raise SystemExit(0 if same else 1)
 
 

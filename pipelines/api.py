@@ -17,10 +17,8 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from dspark_jax.pipelines.compilation import CompileClock
-from dspark_jax.pipelines.generation_result import GenerationResult, OnPiece, Output, Round, StreamPiece
-from dspark_jax.pipelines.load_choices import KVPlan, device_memory, in_bytes, load_choices
-from dspark_jax.pipelines.loading import (
+from dspark_jax.pipelines.checkpoints.load_choices import KVPlan, device_memory, in_bytes, load_choices
+from dspark_jax.pipelines.checkpoints.loading import (
     LoadedDraft,
     LoadedTarget,
     PreparedDraft,
@@ -30,12 +28,14 @@ from dspark_jax.pipelines.loading import (
     read_draft,
     read_target,
 )
-from dspark_jax.pipelines.prompts import Prompt
+from dspark_jax.pipelines.compilation import CompileClock
+from dspark_jax.pipelines.generation_result import GenerationResult, OnPiece, Output, Round, StreamPiece
 from dspark_jax.pipelines.requests import check_num_speculative_tokens, checked_requests
 from dspark_jax.pipelines.speculative.engine import Engine
 from dspark_jax.pipelines.speculative.request import EngineOptions, Request, RequestLimits
-from dspark_jax.speculators_common.draft_config import Choice, DraftOverrides
+from dspark_jax.pipelines.text.prompts import Prompt
 from dspark_jax.speculators_common.errors import RequestError
+from dspark_jax.speculators_common.formats.draft_config import Choice, DraftOverrides
 
 __all__ = ["GenerationResult", "OnPiece", "Pipeline", "PreparedPipeline", "Round", "StreamPiece", "load", "prepare"]
 
@@ -58,10 +58,11 @@ def load(
 ) -> Pipeline:
     """Load a target (Hugging Face directory, .gguf file or `smollm2`), and a draft for it, and allocate their caches.
 
-    Without a draft the pipeline decodes plainly. `dtype`, bfloat16 or float32, is that of weights and caches; output in float32 is exactly that of
-    plain decoding. `num_speculative_tokens` is k, the drafts per round, all of the block by default. The caches hold `batch_size` rows of
-    `max_seq_len` tokens, prompt and output together; by default 2048, or what the target was made for if that is less. `sample_from_anchor` and
-    `partial_rotary_factor` overrule the draft's files. What was decided is `Pipeline.choices`; `announce` gets it before the caches are allocated.
+    Without a draft the pipeline decodes plainly. `dtype`, bfloat16 or float32, is that of weights and caches; output in
+    float32 is exactly that of plain decoding. `num_speculative_tokens` is k, the drafts per round, all of the block by
+    default. The caches hold `batch_size` rows of `max_seq_len` tokens, prompt and output together; by default 2048, or
+    what the target was made for if that is less. `sample_from_anchor` and `partial_rotary_factor` overrule the draft's
+    files. What was decided is `Pipeline.choices`; `announce` gets it before the caches are allocated.
 
     Raises `DSparkError` for everything about the files or the arguments that does not fit.
     """
@@ -89,7 +90,9 @@ def prepare(
     sample_from_anchor: bool | None = None,
     partial_rotary_factor: float | None = None,
 ) -> PreparedPipeline:
-    """The first half of `load`: everything but the weights, and all that can be wrong with files and arguments. Requests can be checked already."""
+    """The first half of `load`: everything but the weights, and all that can be wrong with files and arguments.
+    Requests can be checked already.
+    """
     started = time.perf_counter()
     overrides = DraftOverrides(sample_from_anchor=sample_from_anchor, partial_rotary_factor=partial_rotary_factor)
     _check_arguments(draft, num_speculative_tokens, overrides, batch_size)
@@ -179,7 +182,8 @@ class Pipeline:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
             raise RequestError(
-                f"kv cache: no memory left for {in_bytes(plan.num_bytes)} (batch_size {options.batch_size}, max_seq_len {options.max_seq_len})"
+                f"kv cache: no memory left for {in_bytes(plan.num_bytes)} (batch_size {options.batch_size}, "
+                f"max_seq_len {options.max_seq_len})"
             ) from error
         self.load_seconds = time.perf_counter() - started
 
@@ -207,14 +211,20 @@ class Pipeline:
     ) -> list[GenerationResult]:
         """Continue one prompt or several, greedily; results come in the order of the prompts.
 
-        A prompt is text, a list of token ids, or a list of messages (`{"role": ..., "content": ...}`). Text becomes a user message in the model's
-        chat format, after a message `system` if given; with `raw`, and for models without a chat template, it is continued as it is.
-        `confidence_threshold` leaves drafts unverified that the draft's confidence head believes in less; it needs such a head. `stop_ids` end an
-        output, by default those that the model declares. `stream` is called with every `StreamPiece` as rounds complete; without it many rounds
-        run on the device before the host sees their tokens, which is faster. Raises `RequestError` before anything runs.
+        A prompt is text, a list of token ids, or a list of messages (`{"role": ..., "content": ...}`). Text becomes a
+        user message in the model's chat format, after a message `system` if given; with `raw`, and for models without a
+        chat template, it is continued as it is. `confidence_threshold` leaves drafts unverified that the draft's
+        confidence head believes in less; it needs such a head. `stop_ids` end an output, by default those that the
+        model declares. `stream` is called with every `StreamPiece` as rounds complete; without it many rounds run on
+        the device before the host sees their tokens, which is faster. Raises `RequestError` before anything runs.
         """
         requests = self.requests(
-            prompts, max_new_tokens=max_new_tokens, confidence_threshold=confidence_threshold, stop_ids=stop_ids, raw=raw, system=system
+            prompts,
+            max_new_tokens=max_new_tokens,
+            confidence_threshold=confidence_threshold,
+            stop_ids=stop_ids,
+            raw=raw,
+            system=system,
         )
         done = dict(self.run(requests, stream=stream))
         return [done[index] for index in range(len(requests))]
@@ -230,7 +240,9 @@ class Pipeline:
         system: str | None = None,
         names: Sequence[str] | None = None,
     ) -> list[Request]:
-        """The checked requests that `generate` would run. `names` is what errors call each prompt, `prompts[0]` and so on by default."""
+        """The checked requests that `generate` would run. `names` is what errors call each prompt, `prompts[0]` and so
+        on by default.
+        """
         return checked_requests(
             prompts,
             target=self.target,
@@ -244,12 +256,16 @@ class Pipeline:
             names=names,
         )
 
-    def run(self, requests: Sequence[Request], *, stream: OnPiece | None = None) -> Iterator[tuple[int, GenerationResult]]:
+    def run(
+        self, requests: Sequence[Request], *, stream: OnPiece | None = None
+    ) -> Iterator[tuple[int, GenerationResult]]:
         """Run requests; yields `(index, result)` as they finish."""
         outputs = [Output(index, self.target, stream) for index in range(len(requests))]
         clock = CompileClock()
         with clock.watching():
-            for index, completion in self.engine.run(requests, stream=stream is not None, on_tokens=lambda index, ids: outputs[index].add(ids)):
+            for index, completion in self.engine.run(
+                requests, stream=stream is not None, on_tokens=lambda index, ids: outputs[index].add(ids)
+            ):
                 yield index, outputs[index].result(completion, clock)
 
 
@@ -263,11 +279,15 @@ def _checked_dtype(dtype: DTypeLike) -> DTypeLike:
     return jnp.dtype(found)
 
 
-def _check_arguments(draft: Path | str | None, num_speculative_tokens: int | None, overrides: DraftOverrides, batch_size: int) -> None:
+def _check_arguments(
+    draft: Path | str | None, num_speculative_tokens: int | None, overrides: DraftOverrides, batch_size: int
+) -> None:
     """What can be said before any file is read. An argument that would do nothing is an error."""
     if batch_size < 1:
         raise RequestError(f"batch_size: found {batch_size}, allowed 1 or more")
-    if num_speculative_tokens is not None and (not isinstance(num_speculative_tokens, int) or isinstance(num_speculative_tokens, bool)):
+    if num_speculative_tokens is not None and (
+        not isinstance(num_speculative_tokens, int) or isinstance(num_speculative_tokens, bool)
+    ):
         raise RequestError(f"num_speculative_tokens: found {num_speculative_tokens!r}, allowed an integer")
     of_drafts: Mapping[str, Any] = {"num_speculative_tokens": num_speculative_tokens, **dataclasses.asdict(overrides)}
     for name, value in of_drafts.items():
@@ -280,5 +300,7 @@ def _max_seq_len(asked: int | None, target_config: Any) -> int:
     if asked is None:
         return min(longest, DEFAULT_MAX_SEQ_LEN)
     if not 2 <= asked <= longest:
-        raise RequestError(f"max_seq_len: found {asked}, allowed 2..{longest} ({target_config.source}: max_position_embeddings)")
+        raise RequestError(
+            f"max_seq_len: found {asked}, allowed 2..{longest} ({target_config.source}: max_position_embeddings)"
+        )
     return asked

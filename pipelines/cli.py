@@ -1,6 +1,7 @@
 """The `dspark` command: finds the subcommand, calls it, turns what can go wrong into an exit status.
 
-A subcommand is a module with `add_parser(subparsers)` and `run(args)`. Only the one that is asked for is imported: `dspark --help` has to be fast.
+A subcommand is a module with `add_parser(subparsers)` and `run(args)`. Only the one that is asked for is imported:
+`dspark --help` has to be fast.
 """
 
 from __future__ import annotations
@@ -25,7 +26,11 @@ COMMANDS = {
     "convert": ("dspark_jax.pipelines.commands.convert", "write a draft in the other published format"),
     "bench": ("dspark_jax.pipelines.commands.bench", "plain against speculative decoding, in one process"),
 }
-BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 2, 130, 141  # the last two as a shell reports the signals: 128 + SIGINT, 128 + SIGPIPE
+BAD_INPUT, INTERRUPTED, BROKEN_PIPE = (
+    2,
+    130,
+    141,
+)  # the last two as a shell reports the signals: 128 + SIGINT, 128 + SIGPIPE
 
 
 class _Parser(argparse.ArgumentParser):
@@ -40,7 +45,9 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run `dspark` with `arguments` (those of the process by default); returns the exit status. Wrong arguments raise `SystemExit(2)`."""
+    """Run `dspark` with `arguments` (those of the process by default); returns the exit status. Wrong arguments raise
+    `SystemExit(2)`.
+    """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     try:
         status = _run(arguments)
@@ -73,7 +80,9 @@ def _run(arguments: Sequence[str]) -> int:
 def _parser(module: ModuleType | None, chosen: str | None) -> argparse.ArgumentParser:
     parser = _Parser(prog="dspark", description="DSpark speculative decoding for JAX.")
     parser.add_argument("--version", action="version", version=f"dspark-jax {__version__}")
-    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", title="commands", parser_class=_Parser)
+    subparsers = parser.add_subparsers(
+        dest="command", required=True, metavar="COMMAND", title="commands", parser_class=_Parser
+    )
     for name, (_, summary) in COMMANDS.items():
         if module is not None and name == chosen:
             module.add_parser(subparsers)

@@ -1,4 +1,6 @@
-"""Compilation as the user meets it: how long it took, apart from everything else, and where its results are kept between two runs."""
+"""Compilation as the user meets it: how long it took, apart from everything else, and where its results are kept
+between two runs.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ _HITS, _MISSES = "/jax/compilation_cache/cache_hits", "/jax/compilation_cache/ca
 
 
 class CompileClock:
-    """When this process was compiling, in `time.perf_counter()` seconds. JAX compiles inside the call that needs a program first."""
+    """When this process was compiling, in `time.perf_counter()` seconds. JAX compiles inside the call that needs a
+    program first.
+    """
 
     def __init__(self) -> None:
         self._spans: list[tuple[float, float]] = []
@@ -28,7 +32,9 @@ class CompileClock:
         self.compiled = 0
 
     def seconds(self, start: float = 0.0, end: float = float("inf")) -> float:
-        """Seconds of compilation between two moments. Spans lie inside each other where a traced function calls another."""
+        """Seconds of compilation between two moments. Spans lie inside each other where a traced function calls
+        another.
+        """
         total, covered = 0.0, start
         for first, last in sorted(self._spans):
             first, last = max(first, covered), min(last, end)
@@ -66,8 +72,9 @@ def default_cache_directory() -> Path:
 def use_compilation_cache(stated: str | None) -> str:
     """Set JAX's persistent compilation cache for this process; returns where it is, or `off` and why, for the user.
 
-    `stated` is a directory, `off`, or `None` for the default directory unless JAX was told one already (`JAX_COMPILATION_CACHE_DIR`). Raises
-    `RequestError` for a stated directory that cannot be written; without the default one the program runs all the same.
+    `stated` is a directory, `off`, or `None` for the default directory unless JAX was told one already
+    (`JAX_COMPILATION_CACHE_DIR`). Raises `RequestError` for a stated directory that cannot be written; without the
+    default one the program runs all the same.
     """
     if stated == "off":
         jax.config.update("jax_enable_compilation_cache", False)
@@ -79,7 +86,9 @@ def use_compilation_cache(stated: str | None) -> str:
     except (OSError, RuntimeError) as error:  # no home directory is a RuntimeError
         reason = error.strerror if isinstance(error, OSError) else error
         if stated:
-            raise RequestError(f"--compilation-cache: found {stated} ({reason}), allowed a directory that can be written, or off") from error
+            raise RequestError(
+                f"--compilation-cache: found {stated} ({reason}), allowed a directory that can be written, or off"
+            ) from error
         return f"off ({reason})"
     settings = {
         "jax_enable_compilation_cache": True,

@@ -7,14 +7,16 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
+from dspark_jax.pipelines.checkpoints.loading import LoadedTarget
 from dspark_jax.pipelines.compilation import CompileClock
-from dspark_jax.pipelines.loading import LoadedTarget
 from dspark_jax.pipelines.speculative.engine import Completion
-from dspark_jax.pipelines.stream_decoder import StreamDecoder
+from dspark_jax.pipelines.text.stream_decoder import StreamDecoder
 
 
 class Round(NamedTuple):
-    """One verification: drafts that the target checked, and how many of them it accepted. Plain decoding has rounds of (0, 0)."""
+    """One verification: drafts that the target checked, and how many of them it accepted. Plain decoding has rounds of
+    (0, 0).
+    """
 
     proposed: int
     accepted: int
@@ -22,13 +24,17 @@ class Round(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GenerationResult:
-    """What came of one prompt. All times but `compile_seconds` are without compilation; rows that decode together share theirs."""
+    """What came of one prompt. All times but `compile_seconds` are without compilation; rows that decode together share
+    theirs.
+    """
 
     text: str | None  # without special tokens; None for a model without tokenizer
     prompt_ids: tuple[int, ...]
     output_ids: tuple[int, ...]  # the stop token included
     finish_reason: Literal["stop", "length"]
-    tau: float | None  # mean acceptance length: committed tokens per round, the target's own included; None without a round
+    tau: (
+        float | None
+    )  # mean acceptance length: committed tokens per round, the target's own included; None without a round
     rounds: tuple[Round, ...]  # the first token comes out of the prompt and belongs to none
     non_finite_rounds: int  # rounds after which the draft's states had overflowed, so that nothing was proposed
     first_token_seconds: float  # from admission to the first token
@@ -43,12 +49,18 @@ class GenerationResult:
     @property
     def tokens_per_second(self) -> float | None:
         """Decoding speed: tokens after the first per second; `None` for a single token."""
-        return (len(self.output_ids) - 1) / self.decode_seconds if len(self.output_ids) > 1 and self.decode_seconds > 0 else None
+        return (
+            (len(self.output_ids) - 1) / self.decode_seconds
+            if len(self.output_ids) > 1 and self.decode_seconds > 0
+            else None
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StreamPiece:
-    """New output of one prompt. `text` may be empty, while a character is unfinished and for models without tokenizer."""
+    """New output of one prompt. `text` may be empty, while a character is unfinished and for models without
+    tokenizer.
+    """
 
     index: int  # of the prompt
     text: str
@@ -63,7 +75,9 @@ class Output:
 
     def __init__(self, index: int, target: LoadedTarget, on_piece: OnPiece | None) -> None:
         self._index, self._tokenizer, self._on_piece = index, target.tokenizer, on_piece
-        self._decoder: StreamDecoder | None = target.tokenizer.stream_decoder() if on_piece and target.tokenizer else None
+        self._decoder: StreamDecoder | None = (
+            target.tokenizer.stream_decoder() if on_piece and target.tokenizer else None
+        )
         self._first = self._last = 0.0
 
     def add(self, ids: Sequence[int]) -> None:
@@ -71,10 +85,14 @@ class Output:
         self._last = time.perf_counter()
         self._first = self._first or self._last
         if self._on_piece is not None and ids:
-            self._on_piece(StreamPiece(index=self._index, text=self._decoder.push(ids) if self._decoder else "", ids=tuple(ids)))
+            self._on_piece(
+                StreamPiece(index=self._index, text=self._decoder.push(ids) if self._decoder else "", ids=tuple(ids))
+            )
 
     def result(self, completion: Completion, clock: CompileClock) -> GenerationResult:
-        """The finished output. JAX compiles a program when it is first needed, in the middle of a request; that time is taken out."""
+        """The finished output. JAX compiles a program when it is first needed, in the middle of a request; that time is
+        taken out.
+        """
         if self._on_piece is not None and self._decoder is not None and (rest := self._decoder.finish()):
             self._on_piece(StreamPiece(index=self._index, text=rest, ids=()))
         compiled_first = clock.seconds(self._first - completion.prefill_seconds, self._first)

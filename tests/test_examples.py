@@ -11,7 +11,9 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 def test_a_model_of_one_s_own_embeds_the_draft_and_says_the_same() -> None:
-    done = subprocess.run([sys.executable, str(EXAMPLES / "own_target.py")], capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / "own_target.py")], capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stderr
     tau = re.search(r"tau ([\d.]+), equal to plain decoding: True", done.stdout)
     assert tau is not None, done.stdout

@@ -1,4 +1,6 @@
-"""The test run is as strict as `conftest.py` says: a setting that silently stops working would weaken every other test."""
+"""The test run is as strict as `conftest.py` says: a setting that silently stops working would weaken every
+other test.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,8 @@ import jaxtyping
 import pytest
 from jaxtyping import Array, Float, Int
 
-from dspark_jax.speculators_common.draft_config import LayerMask
 from dspark_jax.speculators_common.errors import field_error
+from dspark_jax.speculators_common.formats.draft_config import LayerMask
 
 
 @jaxtyping.jaxtyped(typechecker=beartype.beartype)
@@ -42,7 +44,9 @@ def test_wrong_field_types_are_refused_in_the_package() -> None:
         LayerMask(window="4")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("changes", [{"values": jnp.ones(3)}, {"lengths": jnp.zeros(4, jnp.int32)}, {"values": 1.0}, {"page_size": 2.0}])
+@pytest.mark.parametrize(
+    "changes", [{"values": jnp.ones(3)}, {"lengths": jnp.zeros(4, jnp.int32)}, {"values": 1.0}, {"page_size": 2.0}]
+)
 def test_a_state_that_we_construct_wrongly_is_refused(changes: dict[str, object]) -> None:
     with pytest.raises(jaxtyping.TypeCheckError, match=next(iter(changes))):
         _pages(**changes)

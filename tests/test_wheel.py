@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import import_graph
+from tests.support import import_graph
 
 ROOT = Path(__file__).parents[1]
 BUILD_INPUTS = ("pyproject.toml", "README.md", "LICENSE", "src", *import_graph.ROOMS)
@@ -24,8 +24,12 @@ pytestmark = pytest.mark.slow
 
 def _run(command: list[str | Path], *, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Run as a user would: no path to the checkout, none of this test run's flags."""
-    environment = {name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "PYTHONHOME", "XLA_FLAGS"}}
-    return subprocess.run(command, cwd=cwd, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    environment = {
+        name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "PYTHONHOME", "XLA_FLAGS"}
+    }
+    return subprocess.run(
+        command, cwd=cwd, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
 
 
 def _succeed(command: list[str | Path], *, cwd: Path) -> str:
@@ -41,7 +45,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in BUILD_INPUTS:
         source = ROOT / name
         if source.is_dir():
-            shutil.copytree(source, checkout / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+            shutil.copytree(
+                source, checkout / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info")
+            )
         else:
             shutil.copy(source, checkout / name)
     _succeed([sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", "dist"], cwd=checkout)
@@ -51,10 +57,11 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The `bin` folder of an environment that holds the wheel; third-party packages are those of the running environment, nothing is downloaded.
+    """The `bin` folder of an environment that holds the wheel; third-party packages are those of the running
+    environment, nothing is downloaded.
 
-    A folder named in a `.pth` file comes after the environment's own packages, and `.pth` files inside it are not read: an editable install of
-    this project in the running environment stays out of sight.
+    A folder named in a `.pth` file comes after the environment's own packages, and `.pth` files inside it are not read:
+    an editable install of this project in the running environment stays out of sight.
     """
     environment = tmp_path_factory.mktemp("installed")
     venv.create(environment, with_pip=False)
@@ -63,7 +70,18 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (purelib / "borrowed.pth").write_text("".join(f"{folder}\n" for folder in borrowed), encoding="utf-8")
     folder = Path(sysconfig.get_path("scripts", vars={"base": str(environment)}))
     _succeed(
-        [sys.executable, "-m", "pip", "--python", folder / "python", "install", "--no-deps", "--no-index", "--ignore-installed", wheel],
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "--python",
+            folder / "python",
+            "install",
+            "--no-deps",
+            "--no-index",
+            "--ignore-installed",
+            wheel,
+        ],
         cwd=environment,
     )
     return folder
@@ -72,7 +90,11 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_holds_the_modules_of_the_checkout(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = [Path(name) for name in archive.namelist()]
-    modules = [".".join((name.parent if name.name == "__init__.py" else name.with_suffix("")).parts) for name in names if name.suffix == ".py"]
+    modules = [
+        ".".join((name.parent if name.name == "__init__.py" else name.with_suffix("")).parts)
+        for name in names
+        if name.suffix == ".py"
+    ]
     assert sorted(modules) == sorted(import_graph.read_tree(ROOT / "src" / import_graph.PACKAGE))
 
 
@@ -99,7 +121,18 @@ def test_the_installed_command_describes_a_draft(installed: Path, data_dir: Path
 def test_the_installed_command_generates_with_a_pair(installed: Path, data_dir: Path, tmp_path: Path) -> None:
     pair = data_dir / "D_loop"
     text = _succeed(
-        [installed / "dspark", "generate", "--target", pair / "target", "--draft", pair / "draft", "--prompt-ids", "5,17,3", "--json"], cwd=tmp_path
+        [
+            installed / "dspark",
+            "generate",
+            "--target",
+            pair / "target",
+            "--draft",
+            pair / "draft",
+            "--prompt-ids",
+            "5,17,3",
+            "--json",
+        ],
+        cwd=tmp_path,
     )
     results = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
     assert len(results) == 1

@@ -1,4 +1,6 @@
-"""Registry entry of DFlash drafts: Qwen3 layers without heads. Two libraries use one name for them; the files say which one wrote them."""
+"""Registry entry of DFlash drafts: Qwen3 layers without heads. Two libraries use one name for them; the files say which
+one wrote them.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +11,10 @@ from typing import Any
 from dspark_jax.architectures.drafting.block_draft import BlockDraft
 from dspark_jax.architectures.drafting.block_weights import block_draft_recipes
 from dspark_jax.architectures.registry import SupportedArchitecture
-from dspark_jax.speculators_common.detect import draft_family
-from dspark_jax.speculators_common.draft_config import DraftConfig, DraftOverrides
-from dspark_jax.speculators_common.speculators_format import from_speculators
-from dspark_jax.speculators_common.zlab_format import from_zlab
+from dspark_jax.speculators_common.formats.detect import draft_family
+from dspark_jax.speculators_common.formats.draft_config import DraftConfig, DraftOverrides
+from dspark_jax.speculators_common.formats.speculators.reader import from_speculators
+from dspark_jax.speculators_common.formats.zlab.reader import from_zlab
 
 
 def _parse(raw: Mapping[str, Any], file: Path | str, overrides: DraftOverrides | None = None) -> DraftConfig:

@@ -1,6 +1,7 @@
 """The block draft: the network behind every format but the compact one (`docs/how-it-works.md`).
 
-One parallel pass over `[anchor, mask, mask, ...]` reads context K/V made from the target's taps; a Markov head then samples the slots left to right.
+One parallel pass over `[anchor, mask, mask, ...]` reads context K/V made from the target's taps; a Markov head then
+samples the slots left to right.
 """
 
 from __future__ import annotations
@@ -17,21 +18,22 @@ from jaxtyping import Array, Float, Int32
 from dspark_jax.architectures.drafting.block_layer import Angles, BlockLayer
 from dspark_jax.architectures.drafting.draft_chain import DraftChain, VocabTable, lent
 from dspark_jax.architectures.drafting.tables import DraftTables
+from dspark_jax.architectures.nn.attention.kv_cache import KVCache, KVParams
+from dspark_jax.architectures.nn.attention.ragged_batch import RaggedBatch
 from dspark_jax.architectures.nn.embedding import Head, TokenTable, soft_capped
-from dspark_jax.architectures.nn.kv_cache import KVCache, KVParams
-from dspark_jax.architectures.nn.linear import Linear
 from dspark_jax.architectures.nn.norms import RMSNorm
-from dspark_jax.architectures.nn.ragged_batch import RaggedBatch
 from dspark_jax.architectures.nn.rotary import rotary_angles
 from dspark_jax.architectures.protocols import TableLender
-from dspark_jax.speculators_common.confidence_head import ConfidenceHead
-from dspark_jax.speculators_common.draft_checks import check_block_draft
-from dspark_jax.speculators_common.draft_config import DraftConfig, DraftStyle
-from dspark_jax.speculators_common.markov_head import make_markov_head
+from dspark_jax.speculators_common.formats.draft_checks import check_block_draft
+from dspark_jax.speculators_common.formats.draft_config import DraftConfig, DraftStyle
+from dspark_jax.speculators_common.heads.confidence_head import ConfidenceHead
+from dspark_jax.speculators_common.heads.markov_head import make_markov_head
+from dspark_jax.speculators_common.numerics.linear import Linear
 
 
 class BlockDraft(DraftChain):
-    """A `Draft` (see `architectures/protocols.py`) for any `DraftConfig` of the Qwen3 style. Another style of layer is another `layer_type`.
+    """A `Draft` (see `architectures/protocols.py`) for any `DraftConfig` of the Qwen3 style. Another style of layer is
+    another `layer_type`.
 
     Raises `DSparkError` for a config that no such draft can have.
     """
@@ -40,21 +42,34 @@ class BlockDraft(DraftChain):
     style: ClassVar[DraftStyle] = "qwen3"
 
     def __init__(
-        self, config: DraftConfig, *, dtype: DTypeLike = jnp.float32, tables: DraftTables | None = None, rngs: nnx.Rngs | None = None
+        self,
+        config: DraftConfig,
+        *,
+        dtype: DTypeLike = jnp.float32,
+        tables: DraftTables | None = None,
+        rngs: nnx.Rngs | None = None,
     ) -> None:
         check_block_draft(config, config.source or type(self).__name__, style=self.style)
         rngs = rngs or nnx.Rngs(0)
         self.config, self.tables, self.dtype = config, tables or DraftTables(), jnp.dtype(dtype)
         hidden = config.hidden_size
-        self.table = TokenTable(config.vocab_size, hidden, dtype=dtype, rngs=rngs) if self.tables.embed_tokens == "own" else None
+        self.table = (
+            TokenTable(config.vocab_size, hidden, dtype=dtype, rngs=rngs) if self.tables.embed_tokens == "own" else None
+        )
         self.fc = Linear(config.num_taps * config.target_hidden_size, hidden, dtype=dtype, rngs=rngs)
         self.hidden_norm = RMSNorm(hidden, config.rms_norm_eps)
-        self.layers = nnx.List(self.layer_type(config, layer, dtype=dtype, rngs=rngs) for layer in range(config.num_hidden_layers))
+        self.layers = nnx.List(
+            self.layer_type(config, layer, dtype=dtype, rngs=rngs) for layer in range(config.num_hidden_layers)
+        )
         self.norm = RMSNorm(hidden, config.rms_norm_eps)
-        self.head = None if self.tables.lm_head == "target" else Head(config.num_draft_ids, hidden, dtype=dtype, rngs=rngs)
+        self.head = (
+            None if self.tables.lm_head == "target" else Head(config.num_draft_ids, hidden, dtype=dtype, rngs=rngs)
+        )
         self.markov_head = make_markov_head(config, dtype=dtype, rngs=rngs)
         self.confidence_head = ConfidenceHead(config, rngs=rngs) if config.enable_confidence_head else None
-        self.draft_to_target = VocabTable(jnp.arange(config.num_draft_ids, dtype=jnp.int32)) if config.is_pruned else None
+        self.draft_to_target = (
+            VocabTable(jnp.arange(config.num_draft_ids, dtype=jnp.int32)) if config.is_pruned else None
+        )
 
     @property
     def has_own_embed_tokens(self) -> bool:
@@ -92,20 +107,27 @@ class BlockDraft(DraftChain):
         return cache
 
     def embed_block(self, anchor: Int32[Array, "B"], lender: TableLender | None = None) -> Float[Array, "B W d"]:
-        """Embedding rows of `[anchor, mask, mask, ...]`, scaled where the format says so; float32: the block's residual stream."""
+        """Embedding rows of `[anchor, mask, mask, ...]`, scaled where the format says so; float32: the block's residual
+        stream.
+        """
         embed = self.table if self.table is not None else lent(lender, "embed_tokens").embed_tokens
         assert self.config.mask_token_id is not None
-        ids = jnp.concatenate([anchor[:, None], jnp.full((anchor.shape[0], 1), self.config.mask_token_id, jnp.int32)], axis=1)
+        ids = jnp.concatenate(
+            [anchor[:, None], jnp.full((anchor.shape[0], 1), self.config.mask_token_id, jnp.int32)], axis=1
+        )
         rows = embed(ids)
         # The scale is rounded as the table is, like everywhere where such drafts and their targets are trained.
         rows = rows.astype(jnp.float32) * np.asarray(self.config.embedding_scale, rows.dtype).astype(np.float32)
         masks = jnp.broadcast_to(rows[:, 1:], (rows.shape[0], self.config.block_size - 1, rows.shape[2]))
         return jnp.concatenate([rows[:, :1], masks], axis=1)
 
-    def forward_block(self, embeds: Float[Array, "B W d"], cache: KVCache, num_slots: int | None = None) -> Float[Array, "B Ws d"]:
+    def forward_block(
+        self, embeds: Float[Array, "B W d"], cache: KVCache, num_slots: int | None = None
+    ) -> Float[Array, "B Ws d"]:
         """Final-normed hidden states of the first `num_slots` slots; slot k stands at position `cache.lengths + k`.
 
-        All W slots always run: in a bidirectional block every slot sees every other. Only the last layer's queries are cut.
+        All W slots always run: in a bidirectional block every slot sees every other. Only the last layer's queries are
+        cut.
         """
         width, angles = embeds.shape[1], self.block_angles(cache)
         x = embeds
@@ -120,8 +142,11 @@ class BlockDraft(DraftChain):
         positions = cache.lengths[:, None] + jnp.arange(self.config.block_size, dtype=jnp.int32)[None, :]
         return rotary_angles(positions, self.config.rope)
 
-    def compute_logits(self, hidden: Float[Array, "B Ws d"], lender: TableLender | None = None) -> Float[Array, "B Ds Vd"]:
-        """Base logits of the drafting slots, float32: multiplied and soft-capped where the format says so, without Markov bias.
+    def compute_logits(
+        self, hidden: Float[Array, "B Ws d"], lender: TableLender | None = None
+    ) -> Float[Array, "B Ds Vd"]:
+        """Base logits of the drafting slots, float32: multiplied and soft-capped where the format says so, without
+        Markov bias.
 
         Fill-in drafts drop slot 0.
         """

@@ -8,13 +8,13 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from dspark_jax.architectures.nn.attention import block_attention
-from dspark_jax.architectures.nn.kv_cache import KVCache
-from dspark_jax.architectures.nn.linear import Linear
+from dspark_jax.architectures.nn.attention.kv_cache import KVCache
+from dspark_jax.architectures.nn.attention.reference import block_attention
 from dspark_jax.architectures.nn.mlp import GatedMLP
 from dspark_jax.architectures.nn.norms import RMSNorm
 from dspark_jax.architectures.nn.rotary import rotate
-from dspark_jax.speculators_common.draft_config import DraftConfig
+from dspark_jax.speculators_common.formats.draft_config import DraftConfig
+from dspark_jax.speculators_common.numerics.linear import Linear
 
 Angles = tuple[Float[Array, "*axes R"], Float[Array, "*axes R"]]
 
@@ -29,25 +29,34 @@ class BlockAttention(nnx.Module):
         self.layer, self.mask, self.origin = layer, config.layers[layer], config.window_origin
         self.head_dim, self.num_kv_heads = config.head_dim, config.num_key_value_heads
         self.scale = config.head_dim**-0.5
-        query_width, key_width = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
+        query_width, key_width = (
+            config.num_attention_heads * config.head_dim,
+            config.num_key_value_heads * config.head_dim,
+        )
         self.query = Linear(config.hidden_size, query_width, bias=config.attention_bias, dtype=dtype, rngs=rngs)
         self.key_value = Linear(config.hidden_size, 2 * key_width, bias=config.attention_bias, dtype=dtype, rngs=rngs)
         self.output = Linear(query_width, config.hidden_size, bias=config.attention_bias, dtype=dtype, rngs=rngs)
         self.query_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
         self.key_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
 
-    def keys_values(self, x: Float[Array, "*axes d"], angles: Angles) -> tuple[Float[Array, "*axes K hd"], Float[Array, "*axes K hd"]]:
+    def keys_values(
+        self, x: Float[Array, "*axes d"], angles: Angles
+    ) -> tuple[Float[Array, "*axes K hd"], Float[Array, "*axes K hd"]]:
         """Normed, rotated keys and plain values of context features or of normed block rows."""
         heads = self.key_value.wide(x).reshape(*x.shape[:-1], 2 * self.num_kv_heads, self.head_dim)
         keys, values = jnp.split(heads, 2, axis=-2)
         return rotate(self.key_norm(keys), angles), values
 
-    def __call__(self, x: Float[Array, "B W d"], angles: Angles, cache: KVCache, num_queries: int) -> Float[Array, "B Wq d"]:
+    def __call__(
+        self, x: Float[Array, "B W d"], angles: Angles, cache: KVCache, num_queries: int
+    ) -> Float[Array, "B Wq d"]:
         keys, values = self.keys_values(x, angles)
         asking = x[:, :num_queries]
         query = self.query_norm(self.query.wide(asking).reshape(*asking.shape[:-1], -1, self.head_dim))
         query = rotate(query, (angles[0][:, :num_queries], angles[1][:, :num_queries]))
-        attended = block_attention(query, keys, values, cache, self.layer, mask=self.mask, origin=self.origin, scale=self.scale)
+        attended = block_attention(
+            query, keys, values, cache, self.layer, mask=self.mask, origin=self.origin, scale=self.scale
+        )
         return self.output(attended.reshape(*asking.shape[:-1], -1))
 
 
@@ -60,7 +69,9 @@ class BlockLayer(nnx.Module):
         self.post_attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = GatedMLP(config.hidden_size, config.intermediate_size, dtype=dtype, rngs=rngs)
 
-    def __call__(self, x: Float[Array, "B W d"], angles: Angles, cache: KVCache, num_queries: int) -> Float[Array, "B Wq d"]:
+    def __call__(
+        self, x: Float[Array, "B W d"], angles: Angles, cache: KVCache, num_queries: int
+    ) -> Float[Array, "B Wq d"]:
         """The first `num_queries` slots after this layer; all slots are keys."""
         with jax.named_scope("attention"):
             x = x[:, :num_queries] + self.attention(self.input_norm(x), angles, cache, num_queries)

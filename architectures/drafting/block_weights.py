@@ -1,4 +1,6 @@
-"""The weight table of a block draft: the tensor names that the speculators and the DeepSpec formats share (`docs/formats.md`)."""
+"""The weight table of a block draft: the tensor names that the speculators and the DeepSpec formats share
+(`docs/formats.md`).
+"""
 
 from __future__ import annotations
 
@@ -8,15 +10,24 @@ from pathlib import Path
 import numpy as np
 
 from dspark_jax.architectures.drafting.tables import tables_of
-from dspark_jax.speculators_common.draft_config import DraftConfig
-from dspark_jax.speculators_common.vocab_map import target_id_table
-from dspark_jax.speculators_common.weight_adapters import Recipe, copied, joined_biases, stacked_columns, transposed
+from dspark_jax.speculators_common.formats.draft_config import DraftConfig
+from dspark_jax.speculators_common.formats.weight_adapters import (
+    Recipe,
+    copied,
+    joined_biases,
+    stacked_columns,
+    transposed,
+)
+from dspark_jax.speculators_common.heads.vocab_map import target_id_table
 
 LayerRecipes = Callable[[DraftConfig, str], dict[str, Recipe]]
 
 
-def block_draft_recipes(config: DraftConfig, names: Collection[str], *, layer_recipes: LayerRecipes | None = None) -> dict[str, Recipe]:
-    """One recipe per parameter of `BlockDraft`. A head made of target rows comes under the checkpoint's own name, `lm_head.weight`.
+def block_draft_recipes(
+    config: DraftConfig, names: Collection[str], *, layer_recipes: LayerRecipes | None = None
+) -> dict[str, Recipe]:
+    """One recipe per parameter of `BlockDraft`. A head made of target rows comes under the checkpoint's own name,
+    `lm_head.weight`.
 
     `layer_recipes(config, prefix)` is the table of one layer, that of the Qwen3 style by default.
     """
@@ -33,9 +44,14 @@ def block_draft_recipes(config: DraftConfig, names: Collection[str], *, layer_re
     if tables.embed_tokens == "own":
         recipes["table.rows"] = copied("embed_tokens.weight", (config.vocab_size, hidden))
     if tables.lm_head != "target":
-        recipes["head.kernel"] = _first_columns("lm_head.weight", (config.draft_vocab_size, hidden), config.num_draft_ids)
+        recipes["head.kernel"] = _first_columns(
+            "lm_head.weight", (config.draft_vocab_size, hidden), config.num_draft_ids
+        )
     for layer in range(config.num_hidden_layers):
-        recipes |= {f"layers.{layer}.{path}": recipe for path, recipe in (layer_recipes or qwen3_layer_recipes)(config, f"layers.{layer}").items()}
+        recipes |= {
+            f"layers.{layer}.{path}": recipe
+            for path, recipe in (layer_recipes or qwen3_layer_recipes)(config, f"layers.{layer}").items()
+        }
     return recipes
 
 
@@ -56,7 +72,9 @@ def attention_recipes(config: DraftConfig, attention: str, key_values: str) -> d
     queries, keys = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
     recipes = {
         "attention.query.kernel": transposed(f"{attention}.q_proj.weight", (queries, hidden)),
-        "attention.key_value.kernel": stacked_columns({f"{attention}.{x}_proj.weight": (keys, hidden) for x in key_values}),
+        "attention.key_value.kernel": stacked_columns(
+            {f"{attention}.{x}_proj.weight": (keys, hidden) for x in key_values}
+        ),
         "attention.output.kernel": transposed(f"{attention}.o_proj.weight", (hidden, queries)),
         "attention.query_norm.weight": copied(f"{attention}.q_norm.weight", (config.head_dim,)),
         "attention.key_norm.weight": copied(f"{attention}.k_norm.weight", (config.head_dim,)),
@@ -83,7 +101,9 @@ def _markov_recipes(config: DraftConfig) -> dict[str, Recipe]:
     rank, hidden = config.markov_rank, config.hidden_size
     recipes = {
         "markov_head.w1": copied("markov_head.markov_w1.weight", (config.vocab_size, rank)),
-        "markov_head.w2": _first_columns("markov_head.markov_w2.weight", (config.draft_vocab_size, rank), config.num_draft_ids),
+        "markov_head.w2": _first_columns(
+            "markov_head.markov_w2.weight", (config.draft_vocab_size, rank), config.num_draft_ids
+        ),
     }
     if config.markov_head_type == "gated":
         recipes["markov_head.gate.kernel"] = transposed("markov_head.gate_proj.weight", (rank, hidden + rank))
@@ -106,7 +126,9 @@ def _confidence_recipes(config: DraftConfig, names: Collection[str]) -> dict[str
 
 
 def _vocab_recipes(config: DraftConfig, names: Collection[str]) -> dict[str, Recipe]:
-    """The d2t/t2d pair, validated where it is read. A full vocabulary that brings the identity all the same is checked and leaves no parameter."""
+    """The d2t/t2d pair, validated where it is read. A full vocabulary that brings the identity all the same is checked
+    and leaves no parameter.
+    """
     shapes: Mapping[str, tuple[int, ...]] = {"d2t": (config.draft_vocab_size,), "t2d": (config.vocab_size,)}
     present = {name: shape for name, shape in shapes.items() if name in names}
     if not present and not config.is_pruned:
@@ -127,5 +149,7 @@ def _vocab_recipes(config: DraftConfig, names: Collection[str]) -> dict[str, Rec
 
 
 def _first_columns(name: str, shape: tuple[int, int], count: int) -> Recipe:
-    """A Linear onto the draft vocabulary, transposed, without the padding ids beyond the target's vocabulary, which must never be proposed."""
+    """A Linear onto the draft vocabulary, transposed, without the padding ids beyond the target's vocabulary, which
+    must never be proposed.
+    """
     return Recipe(tensors={name: shape}, assemble=lambda tensors: tensors[0][:count].T)

@@ -1,4 +1,6 @@
-"""What follows a draft's backbone, whatever that is: the Markov chain over the slots, the confidence of each, and the proposal's length."""
+"""What follows a draft's backbone, whatever that is: the Markov chain over the slots, the confidence of each, and the
+proposal's length.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,11 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int32
 
-from dspark_jax.architectures.nn.argmax import argmax
 from dspark_jax.architectures.protocols import TableLender
-from dspark_jax.speculators_common.confidence_head import ConfidenceHead, confident_length
-from dspark_jax.speculators_common.draft_config import DraftConfig
-from dspark_jax.speculators_common.markov_head import MarkovHead
+from dspark_jax.speculators_common.formats.draft_config import DraftConfig
+from dspark_jax.speculators_common.heads.confidence_head import ConfidenceHead, confident_length
+from dspark_jax.speculators_common.heads.markov_head import MarkovHead
+from dspark_jax.speculators_common.numerics.argmax import argmax
 
 Sampler = Callable[[Float[Array, "B Vd"], int], Int32[Array, "B"]]
 
@@ -42,8 +44,8 @@ class DraftChain(nnx.Module):
     ) -> Int32[Array, "B Ds"]:
         """The Markov chain, unrolled over the slots: drafts as target ids.
 
-        `sampler(logits [B, Vd], slot)` picks draft ids, argmax by default. `hidden` are the slot states of `forward_block`; gated and rnn heads
-        read them.
+        `sampler(logits [B, Vd], slot)` picks draft ids, argmax by default. `hidden` are the slot states of
+        `forward_block`; gated and rnn heads read them.
         """
         return self.draft_chain(base_logits, anchor_tokens, sampler, hidden=hidden)[0]
 
@@ -59,7 +61,9 @@ class DraftChain(nnx.Module):
         pick = sampler or (lambda logits, slot: argmax(logits))
         head = self.markov_head
         if head is not None and head.needs_hidden and hidden is None:
-            raise ValueError(f"{self.config.markov_head_type} Markov head: sample_draft_tokens needs the slot states, pass hidden=")
+            raise ValueError(
+                f"{self.config.markov_head_type} Markov head: sample_draft_tokens needs the slot states, pass hidden="
+            )
         previous, state = anchor_tokens, self._first_state(anchor_tokens, hidden)
         slots = None if hidden is None else self._drafting(hidden)
         drafts, corrected = [], []
@@ -81,7 +85,9 @@ class DraftChain(nnx.Module):
             return None
         return self.teacher_forced_confidence(hidden, jnp.concatenate([anchor_tokens[:, None], drafts[:, :-1]], axis=1))
 
-    def teacher_forced_confidence(self, hidden: Float[Array, "B Ws d"], previous: Int32[Array, "B Ds"]) -> Float[Array, "B Ds"]:
+    def teacher_forced_confidence(
+        self, hidden: Float[Array, "B Ws d"], previous: Int32[Array, "B Ds"]
+    ) -> Float[Array, "B Ds"]:
         """`predict_confidence` with the previous token of every slot given; needs a head."""
         assert self.confidence_head is not None
         reads_markov = self.config.confidence_head_with_markov and self.markov_head is not None
@@ -93,9 +99,15 @@ class DraftChain(nnx.Module):
         return confident_length(confidence, threshold)
 
     def teacher_forced_logits(
-        self, base_logits: Float[Array, "B Ds Vd"], previous: Int32[Array, "B Ds"], *, hidden: Float[Array, "B Ws d"] | None = None
+        self,
+        base_logits: Float[Array, "B Ds Vd"],
+        previous: Int32[Array, "B Ds"],
+        *,
+        hidden: Float[Array, "B Ws d"] | None = None,
     ) -> Float[Array, "B Ds Vd"]:
-        """The corrected logits of every drafting slot when its previous token is given instead of drafted, as training does."""
+        """The corrected logits of every drafting slot when its previous token is given instead of drafted, as training
+        does.
+        """
         head = self.markov_head
         if head is None:
             return base_logits
@@ -110,7 +122,9 @@ class DraftChain(nnx.Module):
     def _drafting(self, hidden: Float[Array, "B Ws d"]) -> Float[Array, "B Ds d"]:
         return hidden if self.config.sample_from_anchor else hidden[:, 1:]
 
-    def _first_state(self, anchor: Int32[Array, "B"], hidden: Float[Array, "B Ws d"] | None) -> Float[Array, "B r"] | None:
+    def _first_state(
+        self, anchor: Int32[Array, "B"], hidden: Float[Array, "B Ws d"] | None
+    ) -> Float[Array, "B r"] | None:
         """A fill-in block steps the recurrent state once through slot 0, as training does."""
         if self.markov_head is None:
             return None

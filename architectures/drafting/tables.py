@@ -6,20 +6,23 @@ import dataclasses
 from collections.abc import Collection
 from typing import Literal
 
-from dspark_jax.speculators_common.draft_config import DraftConfig
+from dspark_jax.speculators_common.formats.draft_config import DraftConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DraftTables:
-    """`own`: in the checkpoint. `target`: the target's table, aliased. `target_rows`: the rows of the target's head that a pruned draft vocabulary
-    keeps, copied in draft order."""
+    """`own`: in the checkpoint. `target`: the target's table, aliased. `target_rows`: the rows of the target's head
+    that a pruned draft vocabulary keeps, copied in draft order.
+    """
 
     embed_tokens: Literal["own", "target"] = "own"
     lm_head: Literal["own", "target", "target_rows"] = "own"
 
 
 def tables_of(config: DraftConfig, names: Collection[str]) -> DraftTables:
-    """A tensor in the checkpoint wins; a missing one is the target's, and so are both where the format never stores them."""
+    """A tensor in the checkpoint wins; a missing one is the target's, and so are both where the format never stores
+    them.
+    """
     if not config.stores_tables:
         return DraftTables(embed_tokens="target", lm_head="target")
     lm_head: Literal["own", "target", "target_rows"] = "own"

@@ -5,16 +5,18 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from dspark_jax.architectures.nn.kv_cache import KVCache
-from dspark_jax.architectures.nn.ragged_batch import RaggedBatch
+from dspark_jax.architectures.nn.attention.kv_cache import KVCache
+from dspark_jax.architectures.nn.attention.ragged_batch import RaggedBatch
 from dspark_jax.architectures.protocols import Target
-from dspark_jax.speculators_common.draft_config import FINAL, Tap
+from dspark_jax.speculators_common.formats.draft_config import FINAL, Tap
 
 
 def tapped_forward(
     target: Target, batch: RaggedBatch, cache: KVCache, taps: tuple[Tap, ...]
 ) -> tuple[Float[Array, "T H"], Float[Array, "T mH"], KVCache]:
-    """`target.forward` with taps that may end in `FINAL`: that state is what the forward returns anyway, so no target has to know of it."""
+    """`target.forward` with taps that may end in `FINAL`: that state is what the forward returns anyway, so no target
+    has to know of it.
+    """
     layers = tuple(tap for tap in taps if isinstance(tap, int))
     hidden, tapped, cache = target.forward(batch, cache, layers)
     if len(layers) == len(taps):

@@ -5,7 +5,7 @@ from dspark_jax.architectures.dspark_compact.loss import CompactLoss, compact_lo
 from dspark_jax.architectures.dspark_compact.model import CompactDraft
 from dspark_jax.architectures.dspark_compact.storage import load, save
 from dspark_jax.architectures.dspark_compact.training_rows import TrainingRows, training_rows
-from dspark_jax.speculators_common.compact_format import CompactDims, CompactSettings
+from dspark_jax.speculators_common.formats.compact.format import CompactDims, CompactSettings
 
 __all__ = [
     "CompactDims",

@@ -13,7 +13,12 @@ from jax.typing import DTypeLike
 from dspark_jax.architectures.dspark_compact.model import CompactDraft
 from dspark_jax.architectures.dspark_compact.weights import compact_recipes
 from dspark_jax.architectures.module_loading import load_module
-from dspark_jax.speculators_common.compact_format import CompactDims, CompactSettings, compact_config, tensor_shapes
+from dspark_jax.speculators_common.formats.compact.format import (
+    CompactDims,
+    CompactSettings,
+    compact_config,
+    tensor_shapes,
+)
 
 _ONES = ("attn_norm", "ff_norm", "ctx_norm", "out_norm")
 _ZEROS = ("markov.w2", "conf.w", "conf.b", "rnn.bH", "rnn.wO")
@@ -30,23 +35,33 @@ def dims_of(target: Any) -> CompactDims:
     )
 
 
-def init(target: Any, settings: CompactSettings, target_id: str, seed: int = 0, *, dtype: DTypeLike = jnp.float32) -> CompactDraft:
-    """A fresh draft for `target`, called `target_id` in its files. Raises `CheckpointError` for settings that do not fit together."""
+def init(
+    target: Any, settings: CompactSettings, target_id: str, seed: int = 0, *, dtype: DTypeLike = jnp.float32
+) -> CompactDraft:
+    """A fresh draft for `target`, called `target_id` in its files. Raises `CheckpointError` for settings that do not
+    fit together.
+    """
     return init_from_dims(dims_of(target), settings, target_id, seed, dtype=dtype)
 
 
-def init_from_dims(dims: CompactDims, settings: CompactSettings, target_id: str, seed: int = 0, *, dtype: DTypeLike = jnp.float32) -> CompactDraft:
+def init_from_dims(
+    dims: CompactDims, settings: CompactSettings, target_id: str, seed: int = 0, *, dtype: DTypeLike = jnp.float32
+) -> CompactDraft:
     """The same without a target at hand.
 
-    Weights are N(0, 0.02), norms one; what would bias the first proposals or confidences is zero, so that a draft starts without a sequence head.
-    Each tensor has a random stream of its own: drafts of one seed agree in all tensors that they share.
+    Weights are N(0, 0.02), norms one; what would bias the first proposals or confidences is zero, so that a draft
+    starts without a sequence head. Each tensor has a random stream of its own: drafts of one seed agree in all tensors
+    that they share.
     """
     config = compact_config(settings, dims, target_id=target_id)
     key = jax.random.key(seed)
     sources = {
-        name: _Fresh(name=name, shape=shape, key=jax.random.fold_in(key, index)) for index, (name, shape) in enumerate(tensor_shapes(config).items())
+        name: _Fresh(name=name, shape=shape, key=jax.random.fold_in(key, index))
+        for index, (name, shape) in enumerate(tensor_shapes(config).items())
     }
-    return load_module(lambda: CompactDraft(config, dtype=dtype), compact_recipes(config), sources, file="a fresh draft")
+    return load_module(
+        lambda: CompactDraft(config, dtype=dtype), compact_recipes(config), sources, file="a fresh draft"
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

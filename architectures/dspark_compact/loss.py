@@ -15,7 +15,9 @@ _CLIP = 1e-6
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CompactLoss:
-    """`total` and what it is made of. Scalars are means over anchors of the weighted sum over slots; the weights are not normalised."""
+    """`total` and what it is made of. Scalars are means over anchors of the weighted sum over slots; the weights are
+    not normalised.
+    """
 
     total: Float[Array, ""]
     cross_entropy: Float[Array, ""]
@@ -24,7 +26,9 @@ class CompactLoss:
     weights: Float[Array, "W"]  # exp(-k / W)
     cross_entropy_per_slot: Float[Array, "A W"]
     l1_per_slot: Float[Array, "A W"]  # the whole sum of |p_draft - p_target|, twice the total variation
-    acceptance: Float[Array, "A W"]  # 1 - l1 / 2: chance that the target accepts the slot; label of the confidence, without gradient
+    acceptance: Float[
+        Array, "A W"
+    ]  # 1 - l1 / 2: chance that the target accepts the slot; label of the confidence, without gradient
     confidence_per_slot: Float[Array, "A W"]
 
     @property
@@ -34,17 +38,23 @@ class CompactLoss:
 
     @property
     def tau_per_anchor(self) -> Float[Array, "A"]:
-        """Expected tokens of a round, the target's own included: 1 + sum over slots of the chance that all slots up to it are accepted."""
+        """Expected tokens of a round, the target's own included: 1 + sum over slots of the chance that all slots up to
+        it are accepted.
+        """
         return 1 + jnp.sum(jnp.cumprod(self.acceptance, axis=-1), axis=-1)
 
 
 def compact_loss(
-    draft_logits: Float[Array, "A W V"], confidence: Float[Array, "A W"], target_logits: Float[Array, "A W V"], labels: Int32[Array, "A W"]
+    draft_logits: Float[Array, "A W V"],
+    confidence: Float[Array, "A W"],
+    target_logits: Float[Array, "A W V"],
+    labels: Int32[Array, "A W"],
 ) -> CompactLoss:
     """The loss of `CompactDraft.forward_train`'s two outputs.
 
-    `target_logits` are the target's at the rows that predict `labels` (soft-cap included), a constant here. The label of the confidence is a constant
-    too; its features are not detached, so the confidence term reaches the backbone and W1.
+    `target_logits` are the target's at the rows that predict `labels` (soft-cap included), a constant here. The label
+    of the confidence is a constant too; its features are not detached, so the confidence term reaches the backbone and
+    W1.
     """
     log_probabilities = jax.nn.log_softmax(draft_logits.astype(jnp.float32), axis=-1)
     wanted = jax.nn.softmax(jax.lax.stop_gradient(target_logits.astype(jnp.float32)), axis=-1)

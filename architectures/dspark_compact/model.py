@@ -1,7 +1,8 @@
 """The compact draft: a small trainable network that borrows the target's embedding and head.
 
-Context K/V carry no position and depend on their own row only, so they can be cached, gathered and dropped at will. Context is strictly before the
-anchor, in training as in decoding: the caller hands in nothing else (`training_rows.py`).
+Context K/V carry no position and depend on their own row only, so they can be cached, gathered and dropped at will.
+Context is strictly before the anchor, in training as in decoding: the caller hands in nothing else
+(`training_rows.py`).
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from dspark_jax.architectures.drafting.dense_rows import ContextKV, DraftRows, d
 from dspark_jax.architectures.drafting.draft_chain import DraftChain, Sampler, lent
 from dspark_jax.architectures.drafting.tables import DraftTables
 from dspark_jax.architectures.dspark_compact.layer import CompactLayer
-from dspark_jax.architectures.nn.kv_cache import KVCache, KVParams
-from dspark_jax.architectures.nn.linear import Linear
+from dspark_jax.architectures.nn.attention.kv_cache import KVCache, KVParams
+from dspark_jax.architectures.nn.attention.ragged_batch import RaggedBatch
 from dspark_jax.architectures.nn.norms import RMSNorm
-from dspark_jax.architectures.nn.ragged_batch import RaggedBatch
 from dspark_jax.architectures.protocols import TableLender
-from dspark_jax.speculators_common.confidence_head import ConfidenceHead, confident_length_after_first
-from dspark_jax.speculators_common.draft_config import DraftConfig
 from dspark_jax.speculators_common.errors import RequestError
-from dspark_jax.speculators_common.markov_head import make_markov_head
+from dspark_jax.speculators_common.formats.draft_config import DraftConfig
+from dspark_jax.speculators_common.heads.confidence_head import ConfidenceHead, confident_length_after_first
+from dspark_jax.speculators_common.heads.markov_head import make_markov_head
+from dspark_jax.speculators_common.numerics.linear import Linear
 
 NEVER = -1.0  # a threshold that no confidence is below
 
@@ -40,7 +41,12 @@ class CompactDraft(DraftChain):
     """
 
     def __init__(
-        self, config: DraftConfig, *, dtype: DTypeLike = jnp.float32, tables: DraftTables | None = None, rngs: nnx.Rngs | None = None
+        self,
+        config: DraftConfig,
+        *,
+        dtype: DTypeLike = jnp.float32,
+        tables: DraftTables | None = None,
+        rngs: nnx.Rngs | None = None,
     ) -> None:
         rngs = rngs or nnx.Rngs(0)
         self.config, self.dtype = config, jnp.dtype(dtype)
@@ -51,7 +57,9 @@ class CompactDraft(DraftChain):
         self.token_projection = Linear(target_hidden, hidden, dtype=dtype, rngs=rngs)
         self.mask_rows = nnx.Param(0.02 * jax.random.normal(rngs.params(), (config.block_size - 1, hidden), dtype))
         self.slot_rows = nnx.Param(0.02 * jax.random.normal(rngs.params(), (config.block_size, hidden), dtype))
-        self.layers = nnx.List(CompactLayer(config, layer, dtype=dtype, rngs=rngs) for layer in range(config.num_hidden_layers))
+        self.layers = nnx.List(
+            CompactLayer(config, layer, dtype=dtype, rngs=rngs) for layer in range(config.num_hidden_layers)
+        )
         self.norm = RMSNorm(hidden, epsilon)
         self.output_projection = Linear(hidden, target_hidden, dtype=dtype, rngs=rngs)
         self.markov_head = make_markov_head(config, dtype=dtype, rngs=rngs)
@@ -90,10 +98,14 @@ class CompactDraft(DraftChain):
         return cache
 
     def embed_block(self, anchor: Int32[Array, "B"], lender: TableLender | None = None) -> Float[Array, "B W d"]:
-        """The anchor's raw row of the target's table, projected, and a learned row for each other slot; float32: the block's residual stream."""
+        """The anchor's raw row of the target's table, projected, and a learned row for each other slot; float32: the
+        block's residual stream.
+        """
         return self._block_input(lent(lender, "embed_tokens").embed_tokens(anchor))
 
-    def forward_block(self, embeds: Float[Array, "B W d"], cache: KVCache, num_slots: int | None = None) -> Float[Array, "B Ws d"]:
+    def forward_block(
+        self, embeds: Float[Array, "B W d"], cache: KVCache, num_slots: int | None = None
+    ) -> Float[Array, "B Ws d"]:
         """Final-normed hidden states of the first `num_slots` slots; the context is the first `cache.lengths` rows.
 
         All W slots always run. Only the last layer's queries are cut.
@@ -105,12 +117,16 @@ class CompactDraft(DraftChain):
                 x = layer(x, cache, (num_slots or width) if last else width)
         return self.norm(x)
 
-    def compute_logits(self, hidden: Float[Array, "B Ws d"], lender: TableLender | None = None) -> Float[Array, "B Ws V"]:
+    def compute_logits(
+        self, hidden: Float[Array, "B Ws d"], lender: TableLender | None = None
+    ) -> Float[Array, "B Ws V"]:
         """Base logits, float32: the target's head with its soft-cap and without its final norm."""
         return lent(lender, "lm_head").compute_logits(self.output_projection(hidden))
 
     def proposal_length(self, confidence: Float[Array, "B Ds"], threshold: Float[Array, "B"]) -> Int32[Array, "B"]:
-        """Drafts to verify, at least one. A row's own `threshold` holds for all slots; 0 means those stored with the draft, if there are any."""
+        """Drafts to verify, at least one. A row's own `threshold` holds for all slots; 0 means those stored with the
+        draft, if there are any.
+        """
         stored = np.full((confidence.shape[1],), NEVER, np.float32)
         if self.config.thresholds is not None:
             stored = np.asarray(self.config.thresholds.values[: confidence.shape[1]], np.float32)
@@ -127,15 +143,18 @@ class CompactDraft(DraftChain):
     ) -> tuple[Float[Array, "A W V"], Float[Array, "A W"]]:
         """Draft logits and confidence (a probability) of `A` anchors at once, every slot given its true previous token.
 
-        `taps` are rows strictly before each anchor, `context_mask` marks the real ones (`None`: all are). `anchor_embedding` are raw rows of the
-        target's table.
+        `taps` are rows strictly before each anchor, `context_mask` marks the real ones (`None`: all are).
+        `anchor_embedding` are raw rows of the target's table.
         """
         hidden = self.hidden_train(taps, context_mask, anchor_embedding)
         logits = self.teacher_forced_logits(self.compute_logits(hidden, lender), previous, hidden=hidden)
         return logits, jax.nn.sigmoid(self.teacher_forced_confidence(hidden, previous))
 
     def hidden_train(
-        self, taps: Float[Array, "A L mH"], context_mask: Bool[Array, "A L"] | None, anchor_embedding: Float[Array, "A H"]
+        self,
+        taps: Float[Array, "A L mH"],
+        context_mask: Bool[Array, "A L"] | None,
+        anchor_embedding: Float[Array, "A H"],
     ) -> Float[Array, "A W d"]:
         """Final-normed hidden states of every slot; see `forward_train`."""
         context = self.project_target_hidden(taps)
@@ -165,9 +184,10 @@ class CompactDraft(DraftChain):
     ) -> DraftRows:
         """One block per row from dense context lines, of which row b sees the first `context_lengths[b]` places.
 
-        `num_steps` shortens the chain; the backbone always runs the trained width. `thresholds` end a row's proposal before the first slot whose
-        confidence is lower, slot 0 excepted; slots beyond the list have `min_confidence`, or no threshold. By default those of the draft, if any.
-        `sampler(logits [B, V], slot)` picks the tokens, argmax by default.
+        `num_steps` shortens the chain; the backbone always runs the trained width. `thresholds` end a row's proposal
+        before the first slot whose confidence is lower, slot 0 excepted; slots beyond the list have `min_confidence`,
+        or no threshold. By default those of the draft, if any. `sampler(logits [B, V], slot)` picks the tokens, argmax
+        by default.
         """
         steps = self.config.block_size if num_steps is None else num_steps
         if not 1 <= steps <= self.config.block_size:
@@ -185,11 +205,15 @@ class CompactDraft(DraftChain):
 
     def _block_input(self, anchor_rows: Float[Array, "B H"]) -> Float[Array, "B W d"]:
         first = self.token_projection.wide(anchor_rows)[:, None]
-        masked = jnp.broadcast_to(self.mask_rows[...].astype(jnp.float32)[None], (first.shape[0], *self.mask_rows.shape))
+        masked = jnp.broadcast_to(
+            self.mask_rows[...].astype(jnp.float32)[None], (first.shape[0], *self.mask_rows.shape)
+        )
         return jnp.concatenate([first, masked], axis=1) + self.slot_rows[...].astype(jnp.float32)[None]
 
 
-def effective_thresholds(thresholds: Sequence[float] | None, min_confidence: float | None, block_size: int) -> Float[np.ndarray, "W"]:
+def effective_thresholds(
+    thresholds: Sequence[float] | None, min_confidence: float | None, block_size: int
+) -> Float[np.ndarray, "W"]:
     """One threshold per slot, float32: the list, beyond its end `min_confidence`, else `NEVER`."""
     listed = list(thresholds or ())
     if len(listed) > block_size:

@@ -1,4 +1,6 @@
-"""A compact draft on disk: `dspark.json`, `model.safetensors` and the `config.json` that makes the directory discoverable."""
+"""A compact draft on disk: `dspark.json`, `model.safetensors` and the `config.json` that makes the directory
+discoverable.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,9 @@ from safetensors.numpy import save_file
 from dspark_jax.architectures.dspark_compact.model import CompactDraft
 from dspark_jax.architectures.dspark_compact.weights import compact_recipes, tensors_of
 from dspark_jax.architectures.module_loading import load_module
-from dspark_jax.speculators_common.atomic_directory import replaced_directory
-from dspark_jax.speculators_common.compact_format import (
+from dspark_jax.speculators_common.errors import CheckpointError
+from dspark_jax.speculators_common.files.atomic_directory import replaced_directory
+from dspark_jax.speculators_common.formats.compact.format import (
     DSPARK_JSON,
     CompactDims,
     check_label,
@@ -26,9 +29,8 @@ from dspark_jax.speculators_common.compact_format import (
     to_compact,
     to_label,
 )
-from dspark_jax.speculators_common.errors import CheckpointError
-from dspark_jax.speculators_common.pair_checks import check_dims
-from dspark_jax.speculators_common.weight_adapters import without_model_prefix
+from dspark_jax.speculators_common.formats.pair_checks import check_dims
+from dspark_jax.speculators_common.formats.weight_adapters import without_model_prefix
 
 LABEL, WEIGHTS = "config.json", "model.safetensors"
 _MAX_JSON_BYTES = 10_000_000
@@ -48,11 +50,18 @@ def save(draft: CompactDraft, directory: Path | str) -> Path:
     return Path(directory)
 
 
-def load(directory: Path | str, *, dims: CompactDims | None = None, target_id: str | None = None, dtype: DTypeLike = jnp.float32) -> CompactDraft:
+def load(
+    directory: Path | str,
+    *,
+    dims: CompactDims | None = None,
+    target_id: str | None = None,
+    dtype: DTypeLike = jnp.float32,
+) -> CompactDraft:
     """The draft in `directory`.
 
-    With `dims` (`init.dims_of(target)`) it is checked against the live target, and its taps are counted by that target's depth; with `target_id` its
-    id must be that one. Raises `CheckpointError` for files that cannot be used as they are, `PairError` for another target's draft.
+    With `dims` (`init.dims_of(target)`) it is checked against the live target, and its taps are counted by that
+    target's depth; with `target_id` its id must be that one. Raises `CheckpointError` for files that cannot be used as
+    they are, `PairError` for another target's draft.
     """
     directory = Path(directory)
     file = directory / DSPARK_JSON
@@ -69,7 +78,12 @@ def load(directory: Path | str, *, dims: CompactDims | None = None, target_id: s
     try:
         with safe_open(str(weights), framework="np") as handle:
             sources = {name: _Stored(handle, name) for name in handle.keys()}  # noqa: SIM118 - the handle is no mapping
-            return load_module(lambda: CompactDraft(config, dtype=dtype), compact_recipes(config), without_model_prefix(sources), file=str(weights))
+            return load_module(
+                lambda: CompactDraft(config, dtype=dtype),
+                compact_recipes(config),
+                without_model_prefix(sources),
+                file=str(weights),
+            )
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{weights}: cannot be read as safetensors: {error}") from error
 

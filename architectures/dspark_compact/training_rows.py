@@ -1,4 +1,6 @@
-"""Anchors of token sequences as one rectangular training batch, on the host. Here is decided what a block may see in training."""
+"""Anchors of token sequences as one rectangular training batch, on the host. Here is decided what a block may see in
+training.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,15 @@ class TrainingRows:
     context_mask: Bool[np.ndarray, "A L"]
     previous: Int32[np.ndarray, "A W"]  # tokens at t .. t+W-1; column 0 is the anchor
     labels: Int32[np.ndarray, "A W"]  # tokens at t+1 .. t+W
-    target_hidden: Float[np.ndarray, "A W H"]  # final-normed states at t .. t+W-1, which predict the labels: never an input
+    target_hidden: Float[
+        np.ndarray, "A W H"
+    ]  # final-normed states at t .. t+W-1, which predict the labels: never an input
 
 
 def anchor_positions(length: int, first: int, block_size: int) -> range:
-    """Positions from `first` on that can be anchors of a sequence of `length` tokens: `block_size` true tokens must follow."""
+    """Positions from `first` on that can be anchors of a sequence of `length` tokens: `block_size` true tokens must
+    follow.
+    """
     return range(first, length - block_size)
 
 
@@ -38,9 +44,9 @@ def training_rows(
 ) -> TrainingRows:
     """The batch of `anchors`, pairs of (sequence, position t).
 
-    The context of an anchor is the most recent `max_context` rows **strictly before** t: in decoding the target has not processed the anchor, and its
-    final-normed state would give the label of slot 0 away. The last `hidden_size` columns of `taps` are the final-normed states. Raises a
-    `RequestError` for an anchor without `block_size` tokens after it.
+    The context of an anchor is the most recent `max_context` rows **strictly before** t: in decoding the target has not
+    processed the anchor, and its final-normed state would give the label of slot 0 away. The last `hidden_size` columns
+    of `taps` are the final-normed states. Raises a `RequestError` for an anchor without `block_size` tokens after it.
     """
     width = block_size
     rows = TrainingRows(
@@ -52,7 +58,10 @@ def training_rows(
     )
     for row, (sequence, t) in enumerate(anchors):
         if t not in anchor_positions(len(ids[sequence]), 0, width):
-            raise RequestError(f"anchor {t} of sequence {sequence}: found {len(ids[sequence]) - 1 - t} tokens after it, allowed {width} or more")
+            raise RequestError(
+                f"anchor {t} of sequence {sequence}: found {len(ids[sequence]) - 1 - t} tokens after it, allowed "
+                f"{width} or more"
+            )
         context = taps[sequence][max(0, t - max_context) : t]
         rows.context_taps[row, max_context - len(context) :] = context
         rows.context_mask[row, max_context - len(context) :] = True

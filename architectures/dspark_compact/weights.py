@@ -9,11 +9,11 @@ from flax import nnx
 from jaxtyping import Float
 
 from dspark_jax.architectures.dspark_compact.model import CompactDraft
-from dspark_jax.speculators_common.compact_format import tensor_shapes
-from dspark_jax.speculators_common.draft_config import DraftConfig
-from dspark_jax.speculators_common.matmul import kernel_values
-from dspark_jax.speculators_common.storage import decode_rows
-from dspark_jax.speculators_common.weight_adapters import Recipe
+from dspark_jax.speculators_common.formats.compact.format import tensor_shapes
+from dspark_jax.speculators_common.formats.draft_config import DraftConfig
+from dspark_jax.speculators_common.formats.weight_adapters import Recipe
+from dspark_jax.speculators_common.numerics.matmul import kernel_values
+from dspark_jax.speculators_common.numerics.storage import decode_rows
 
 _LAYER_PATHS = {
     "attn_norm": "attention_norm.weight",
@@ -56,7 +56,9 @@ def compact_recipes(config: DraftConfig, names: Collection[str] = ()) -> dict[st
     """One recipe per parameter of `CompactDraft`; `names` decides nothing, the set of tensors is fixed."""
     shapes = tensor_shapes(config)
     recipes = {parameter_path(name): Recipe(tensors={name: shape}) for name, shape in shapes.items()}
-    recipes[parameter_path("conf.w")] = Recipe(tensors={"conf.w": shapes["conf.w"]}, assemble=lambda tensors: tensors[0][:, 0])
+    recipes[parameter_path("conf.w")] = Recipe(
+        tensors={"conf.w": shapes["conf.w"]}, assemble=lambda tensors: tensors[0][:, 0]
+    )
     return recipes
 
 

@@ -3,7 +3,7 @@
 from dspark_jax.architectures.drafting.block_weights import block_draft_recipes
 from dspark_jax.architectures.dspark_deepspec.model import Qwen3DSparkDraft
 from dspark_jax.architectures.registry import SupportedArchitecture
-from dspark_jax.speculators_common.deepspec_format import from_deepspec
+from dspark_jax.speculators_common.formats.deepspec.reader import from_deepspec
 
 ARCHITECTURE = SupportedArchitecture(
     name="Qwen3DSparkModel",

@@ -7,9 +7,9 @@ from collections.abc import Collection
 from dspark_jax.architectures.drafting.block_weights import attention_recipes, block_draft_recipes, mlp_recipes
 from dspark_jax.architectures.dspark_deepspec.model import Gemma4DSparkDraft
 from dspark_jax.architectures.registry import SupportedArchitecture
-from dspark_jax.speculators_common.deepspec_gemma4_format import from_deepspec_gemma4
-from dspark_jax.speculators_common.draft_config import DraftConfig
-from dspark_jax.speculators_common.weight_adapters import Recipe, copied
+from dspark_jax.speculators_common.formats.deepspec.gemma4_reader import from_deepspec_gemma4
+from dspark_jax.speculators_common.formats.draft_config import DraftConfig
+from dspark_jax.speculators_common.formats.weight_adapters import Recipe, copied
 
 
 def gemma4_draft_recipes(config: DraftConfig, names: Collection[str]) -> dict[str, Recipe]:

@@ -1,4 +1,6 @@
-"""One Gemma4-style layer of a block draft: sandwich norms, unscaled attention, weightless value norm, tanh-approximated GELU, layer scalar."""
+"""One Gemma4-style layer of a block draft: sandwich norms, unscaled attention, weightless value norm, tanh-approximated
+GELU, layer scalar.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,12 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from dspark_jax.architectures.drafting.block_layer import Angles, BlockAttention, BlockLayer
-from dspark_jax.architectures.nn.kv_cache import KVCache
-from dspark_jax.architectures.nn.linear import Linear
+from dspark_jax.architectures.nn.attention.kv_cache import KVCache
 from dspark_jax.architectures.nn.mlp import GatedMLP
 from dspark_jax.architectures.nn.norms import RMSNorm, rms_normalised
 from dspark_jax.architectures.nn.rotary import rotate
-from dspark_jax.speculators_common.draft_config import DraftConfig
+from dspark_jax.speculators_common.formats.draft_config import DraftConfig
+from dspark_jax.speculators_common.numerics.linear import Linear
 
 
 class LayerScalar(nnx.Variable):
@@ -32,7 +34,9 @@ class Gemma4BlockAttention(BlockAttention):
             width = config.num_key_value_heads * config.head_dim
             self.key_value = Linear(config.hidden_size, width, bias=config.attention_bias, dtype=dtype, rngs=rngs)
 
-    def keys_values(self, x: Float[Array, "*axes d"], angles: Angles) -> tuple[Float[Array, "*axes K hd"], Float[Array, "*axes K hd"]]:
+    def keys_values(
+        self, x: Float[Array, "*axes d"], angles: Angles
+    ) -> tuple[Float[Array, "*axes K hd"], Float[Array, "*axes K hd"]]:
         """Normed, rotated keys and normed values of context features or of normed block rows."""
         heads = self.key_value.wide(x).reshape(*x.shape[:-1], -1, self.head_dim)
         keys, values = (heads, heads) if self.k_eq_v else jnp.split(heads, 2, axis=-2)
@@ -52,10 +56,14 @@ class Gemma4BlockLayer(BlockLayer):
         self.post_feedforward_norm = RMSNorm(hidden, epsilon)
         self.layer_scalar = LayerScalar(jnp.ones((1,), jnp.float32))
 
-    def __call__(self, x: Float[Array, "B W d"], angles: Angles, cache: KVCache, num_queries: int) -> Float[Array, "B Wq d"]:
+    def __call__(
+        self, x: Float[Array, "B W d"], angles: Angles, cache: KVCache, num_queries: int
+    ) -> Float[Array, "B Wq d"]:
         """The first `num_queries` slots after this layer; all slots are keys."""
         with jax.named_scope("attention"):
-            x = x[:, :num_queries] + self.post_attention_norm(self.attention(self.input_norm(x), angles, cache, num_queries))
+            x = x[:, :num_queries] + self.post_attention_norm(
+                self.attention(self.input_norm(x), angles, cache, num_queries)
+            )
         with jax.named_scope("mlp"):
             x = x + self.post_feedforward_norm(self.mlp(self.pre_feedforward_norm(x)))
         return x * self.layer_scalar[...][0]

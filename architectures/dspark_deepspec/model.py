@@ -1,7 +1,7 @@
 """DeepSpec's released drafters: the shared block draft plus the row-batched calls of their MLX ports.
 
-The row-batched calls are stateless: the caller keeps dense context K/V and hands them in. They compute what the paged methods compute, by the same
-layers.
+The row-batched calls are stateless: the caller keeps dense context K/V and hands them in. They compute what the paged
+methods compute, by the same layers.
 """
 
 from __future__ import annotations
@@ -34,12 +34,17 @@ class DeepSpecDraft(BlockDraft):
         first = jnp.broadcast_to(first_position, (rows,))
         return self._context_kv(context, first[:, None] + jnp.arange(length, dtype=jnp.int32)[None, :])
 
-    def draft_block(self, context_kv: ContextKV, anchor: Int32[Array, ""], position: Int32[Array, ""], threshold: float = 0.0) -> DraftRows:
+    def draft_block(
+        self, context_kv: ContextKV, anchor: Int32[Array, ""], position: Int32[Array, ""], threshold: float = 0.0
+    ) -> DraftRows:
         """One greedy block of one row; `position` is the anchor's, equal to the number of context rows."""
         return self.draft_rows(context_kv, anchor[None], position[None], threshold)
 
-    def draft_rows(self, context_kv: ContextKV, anchors: Int32[Array, "B"], positions: Int32[Array, "#B"], threshold: float = 0.0) -> DraftRows:
-        """One greedy block per row: all tokens first, then all confidences, then the cut at `threshold` (0 keeps the whole block).
+    def draft_rows(
+        self, context_kv: ContextKV, anchors: Int32[Array, "B"], positions: Int32[Array, "#B"], threshold: float = 0.0
+    ) -> DraftRows:
+        """One greedy block per row: all tokens first, then all confidences, then the cut at `threshold` (0 keeps the
+        whole block).
 
         Row b sees the first `positions[b]` context rows of its line, so lines of different length may be padded.
         """

@@ -3,7 +3,7 @@
 from dspark_jax.architectures.drafting.block_weights import block_draft_recipes
 from dspark_jax.architectures.dspark_draft.model import DSparkSpeculatorsDraft
 from dspark_jax.architectures.registry import SupportedArchitecture
-from dspark_jax.speculators_common.speculators_format import from_speculators
+from dspark_jax.speculators_common.formats.speculators.reader import from_speculators
 
 ARCHITECTURE = SupportedArchitecture(
     name="DSparkDraftModel",

@@ -12,19 +12,20 @@ from jax.typing import DTypeLike
 
 from dspark_jax.architectures.drafting.block_draft import BlockDraft
 from dspark_jax.architectures.drafting.tables import DraftTables
-from dspark_jax.architectures.nn.kv_cache import KVParams
-from dspark_jax.speculators_common.draft_config import DraftConfig, LayerMask
-from dspark_jax.speculators_common.draft_fields import MARKOV_HEAD_TYPES
+from dspark_jax.architectures.nn.attention.kv_cache import KVParams
 from dspark_jax.speculators_common.errors import DSparkError
-from dspark_jax.speculators_common.rope_config import RopeConfig
-from dspark_jax.speculators_common.size_limits import MAX_LAYERS
+from dspark_jax.speculators_common.formats.draft_config import DraftConfig, LayerMask
+from dspark_jax.speculators_common.formats.draft_fields import MARKOV_HEAD_TYPES
+from dspark_jax.speculators_common.formats.rope.config import RopeConfig
+from dspark_jax.speculators_common.formats.size_limits import MAX_LAYERS
 
 
 class DSparkSpeculatorsDraft(BlockDraft):
     """A target-agnostic draft module: embed it in any target's compiled step.
 
-    The constructor takes the arguments of the published module; what that one refuses (rank 0, gated and rnn heads, sliding layers beside full
-    ones) works here through the keyword arguments after `dtype`. `from_config` builds the same module from a parsed checkpoint.
+    The constructor takes the arguments of the published module; what that one refuses (rank 0, gated and rnn heads,
+    sliding layers beside full ones) works here through the keyword arguments after `dtype`. `from_config` builds the
+    same module from a parsed checkpoint.
     """
 
     def __init__(
@@ -64,22 +65,44 @@ class DSparkSpeculatorsDraft(BlockDraft):
     ) -> None:
         """A draft with fresh parameters.
 
-        `layer_causal[i]`: block slots of layer i see only the slots up to their own. `layer_sliding[i]`: `sliding_window` applies to layer i (by
-        default to every layer when a window is given). `num_context_features` is m; `taps` names the target layers and defaults to 1..m. `rope`
-        replaces `rope_theta` where the rotation is scaled or partial. `kv_params` only checks that the caller's cache fits. `devices`: where the
-        parameters live (the default device if omitted; replicated over several).
+        `layer_causal[i]`: block slots of layer i see only the slots up to their own. `layer_sliding[i]`:
+        `sliding_window` applies to layer i (by default to every layer when a window is given). `num_context_features`
+        is m; `taps` names the target layers and defaults to 1..m. `rope` replaces `rope_theta` where the rotation is
+        scaled or partial. `kv_params` only checks that the caller's cache fits. `devices`: where the parameters live
+        (the default device if omitted; replicated over several).
         """
-        _check("layer_causal", len(layer_causal), len(layer_causal) == num_hidden_layers, f"{num_hidden_layers} entries")
+        _check(
+            "layer_causal", len(layer_causal), len(layer_causal) == num_hidden_layers, f"{num_hidden_layers} entries"
+        )
         windows = [sliding_window is not None] * num_hidden_layers if layer_sliding is None else list(layer_sliding)
         _check("layer_sliding", len(windows), len(windows) == num_hidden_layers, f"{num_hidden_layers} entries")
-        _check("sliding_window", sliding_window, sliding_window is None or sliding_window > 0, "None or a positive integer")
-        _check("sliding_window", sliding_window, sliding_window is not None or not any(windows), "a window, as layer_sliding names layers")
-        _check("num_context_features", num_context_features, 0 < num_context_features <= MAX_LAYERS, f"1 or more, at most {MAX_LAYERS}")
+        _check(
+            "sliding_window", sliding_window, sliding_window is None or sliding_window > 0, "None or a positive integer"
+        )
+        _check(
+            "sliding_window",
+            sliding_window,
+            sliding_window is not None or not any(windows),
+            "a window, as layer_sliding names layers",
+        )
+        _check(
+            "num_context_features",
+            num_context_features,
+            0 < num_context_features <= MAX_LAYERS,
+            f"1 or more, at most {MAX_LAYERS}",
+        )
         head_type = next((known for known in MARKOV_HEAD_TYPES if known == markov_head_type), None)
         has_none = markov_rank == 0 and markov_head_type == "none"
-        _check("markov_head_type", markov_head_type, head_type is not None or has_none, f"{', '.join(MARKOV_HEAD_TYPES)}, or none at markov_rank 0")
+        _check(
+            "markov_head_type",
+            markov_head_type,
+            head_type is not None or has_none,
+            f"{', '.join(MARKOV_HEAD_TYPES)}, or none at markov_rank 0",
+        )
         reads_markov = markov_rank > 0 if confidence_head_with_markov is None else confidence_head_with_markov
-        _check("confidence_head_with_markov", reads_markov, markov_rank != 0 or not reads_markov, "False at markov_rank 0")
+        _check(
+            "confidence_head_with_markov", reads_markov, markov_rank != 0 or not reads_markov, "False at markov_rank 0"
+        )
         config = DraftConfig(
             hidden_size=hidden_size,
             intermediate_size=intermediate_size,
@@ -101,7 +124,8 @@ class DSparkSpeculatorsDraft(BlockDraft):
             enable_confidence_head=enable_confidence_head,
             confidence_head_with_markov=reads_markov and enable_confidence_head,
             layers=tuple(
-                LayerMask(window=sliding_window if sliding else None, causal=causal) for sliding, causal in zip(windows, layer_causal, strict=True)
+                LayerMask(window=sliding_window if sliding else None, causal=causal)
+                for sliding, causal in zip(windows, layer_causal, strict=True)
             ),
             rope=rope or RopeConfig(theta=rope_theta, rotary_dim=head_dim),
             max_position_embeddings=max_seq_len,
@@ -120,11 +144,19 @@ class DSparkSpeculatorsDraft(BlockDraft):
 
     @classmethod
     def from_config(
-        cls, config: DraftConfig, *, dtype: DTypeLike = jnp.float32, tables: DraftTables | None = None, rngs: nnx.Rngs | None = None
+        cls,
+        config: DraftConfig,
+        *,
+        dtype: DTypeLike = jnp.float32,
+        tables: DraftTables | None = None,
+        rngs: nnx.Rngs | None = None,
     ) -> DSparkSpeculatorsDraft:
-        """The module for any `DraftConfig` of the Qwen3 style, parsed or filled in. Raises `DSparkError` for one that no such draft can have."""
+        """The module for any `DraftConfig` of the Qwen3 style, parsed or filled in. Raises `DSparkError` for one that
+        no such draft can have.
+        """
         draft = BlockDraft(config, dtype=dtype, tables=tables, rngs=rngs)
-        # The published arguments cannot say all that a config can (where windows are counted from, scales and caps of logits), so they are passed by.
+        # The published arguments cannot say all that a config can (where windows are counted from, scales and caps of
+        # logits), so they are passed by.
         object.__setattr__(draft, "__class__", cls)
         return cast("DSparkSpeculatorsDraft", draft)
 

@@ -6,17 +6,29 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from dspark_jax.architectures.nn.decoder import DecoderConfig
-from dspark_jax.architectures.nn.decoder_fields import every_sixth_full, read_decoder_sizes, read_layer_kinds, read_windows, require_activation
-from dspark_jax.architectures.nn.text_part import has_towers, text_fields
-from dspark_jax.speculators_common.detect import only_architecture
-from dspark_jax.speculators_common.fields import Fields
-from dspark_jax.speculators_common.rope_config import RopeConfig
-from dspark_jax.speculators_common.rope_fields import parse_rope
-from dspark_jax.speculators_common.size_limits import MAX_SIZE
+from dspark_jax.architectures.decoder.dense import DecoderConfig
+from dspark_jax.architectures.decoder.fields import (
+    every_sixth_full,
+    read_decoder_sizes,
+    read_layer_kinds,
+    read_windows,
+    require_activation,
+)
+from dspark_jax.architectures.decoder.text_part import has_towers, text_fields
+from dspark_jax.speculators_common.formats.detect import only_architecture
+from dspark_jax.speculators_common.formats.fields import Fields
+from dspark_jax.speculators_common.formats.rope.config import RopeConfig
+from dspark_jax.speculators_common.formats.rope.fields import parse_rope
+from dspark_jax.speculators_common.formats.size_limits import MAX_SIZE
 
 # Published multimodal files leave these out.
-_DEFAULTS = {"vocab_size": 262_208, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 131_072}
+_DEFAULTS = {
+    "vocab_size": 262_208,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 131_072,
+}
 _SLIDING_WINDOW = 4096
 _THETA, _SLIDING_THETA = 1_000_000.0, 10_000.0
 
@@ -38,7 +50,9 @@ def parse_gemma3(raw: Mapping[str, Any], file: str, overrides: None = None) -> G
     require_activation(fields, "gelu_pytorch_tanh", "hidden_activation", "hidden_act")
     _refuse(fields)
     fields.ignore("cache_implementation")
-    kinds = read_layer_kinds(fields, sizes["num_hidden_layers"], every_sixth_full(sizes["num_hidden_layers"], _pattern(fields)))
+    kinds = read_layer_kinds(
+        fields, sizes["num_hidden_layers"], every_sixth_full(sizes["num_hidden_layers"], _pattern(fields))
+    )
     rope, sliding_rope = _rotations(fields, sizes["head_dim"])
     attention_bias = fields.boolean("attention_bias", default=False)
     return Gemma3Config(
@@ -63,7 +77,9 @@ def parse_gemma3(raw: Mapping[str, Any], file: str, overrides: None = None) -> G
 
 def _refuse(fields: Fields) -> None:
     if fields.has("attn_logit_softcapping"):
-        raise fields.error("attn_logit_softcapping", fields.number("attn_logit_softcapping"), "null: Gemma 3 attention has no soft-cap")
+        raise fields.error(
+            "attn_logit_softcapping", fields.number("attn_logit_softcapping"), "null: Gemma 3 attention has no soft-cap"
+        )
     if fields.boolean("use_bidirectional_attention", default=False):
         raise fields.error("use_bidirectional_attention", True, "false: a target decodes left to right")
 
@@ -77,13 +93,16 @@ def _pattern(fields: Fields) -> int:
 def _rotations(fields: Fields, head_dim: int) -> tuple[RopeConfig, RopeConfig]:
     """The rotations of full and of sliding layers.
 
-    New files nest both in `rope_parameters`. In old ones `rope_theta` and `rope_scaling` are those of full layers, and sliding layers have
-    `rope_local_base_freq` without scaling.
+    New files nest both in `rope_parameters`. In old ones `rope_theta` and `rope_scaling` are those of full layers, and
+    sliding layers have `rope_local_base_freq` without scaling.
     """
     nested = fields.section("rope_parameters")
     fields.ignore("rope_local_base_freq")
     if any(isinstance(value, Mapping) for value in nested.raw.values()):
-        full, sliding = (parse_rope(fields, head_dim=head_dim, layer_types=(kind,)) for kind in ("full_attention", "sliding_attention"))
+        full, sliding = (
+            parse_rope(fields, head_dim=head_dim, layer_types=(kind,))
+            for kind in ("full_attention", "sliding_attention")
+        )
         return full, sliding
     sliding_theta = fields.number("rope_local_base_freq", above=1, default=_SLIDING_THETA)
     sliding = RopeConfig(theta=sliding_theta, rotary_dim=head_dim)

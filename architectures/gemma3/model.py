@@ -1,4 +1,6 @@
-"""The Gemma 3 text model: sandwich norms, a scaled embedding, and two rotations, one for sliding and one for full layers."""
+"""The Gemma 3 text model: sandwich norms, a scaled embedding, and two rotations, one for sliding and one for full
+layers.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,14 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from dspark_jax.architectures.decoder.dense import DecoderAttention
+from dspark_jax.architectures.decoder.layer_stack import run_layers
 from dspark_jax.architectures.gemma3.config import Gemma3Config
-from dspark_jax.architectures.nn.decoder import DecoderAttention
+from dspark_jax.architectures.nn.attention.kv_cache import KVCache, KVParams
+from dspark_jax.architectures.nn.attention.ragged_batch import RaggedBatch
 from dspark_jax.architectures.nn.embedding import TokenEnds, soft_capped
-from dspark_jax.architectures.nn.kv_cache import KVCache, KVParams
-from dspark_jax.architectures.nn.layer_stack import run_layers
 from dspark_jax.architectures.nn.mlp import GatedMLP
 from dspark_jax.architectures.nn.norms import RMSNorm
-from dspark_jax.architectures.nn.ragged_batch import RaggedBatch
 from dspark_jax.architectures.nn.rotary import Angles, rotary_angles
 
 
@@ -33,7 +35,9 @@ class Gemma3Layer(nnx.Module):
         self.mlp = GatedMLP(hidden, config.intermediate_size, activation="gelu_pytorch_tanh", dtype=dtype, rngs=rngs)
         self.post_feedforward_norm = RMSNorm(hidden, epsilon)
 
-    def __call__(self, x: Float[Array, "T H"], cache: KVCache, *, angles: Angles, batch: RaggedBatch) -> tuple[Float[Array, "T H"], KVCache]:
+    def __call__(
+        self, x: Float[Array, "T H"], cache: KVCache, *, angles: Angles, batch: RaggedBatch
+    ) -> tuple[Float[Array, "T H"], KVCache]:
         with jax.named_scope("attention"):
             attended, cache = self.attention(self.input_norm(x), angles, batch, cache)
             x = x + self.post_attention_norm(attended)
@@ -42,13 +46,17 @@ class Gemma3Layer(nnx.Module):
 
 
 class Gemma3Decoder(TokenEnds):
-    """A `Target`. The embedding it lends is raw; only its own input, tap 0, is scaled by the root of the hidden size."""
+    """A `Target`. The embedding it lends is raw; only its own input, tap 0, is scaled by the root of the
+    hidden size.
+    """
 
     def __init__(self, config: Gemma3Config, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs | None = None) -> None:
         rngs = rngs or nnx.Rngs(0)
         super().__init__(config.vocab_size, config.hidden_size, tied=config.tie_word_embeddings, dtype=dtype, rngs=rngs)
         self.config = config
-        self.layers = nnx.List(Gemma3Layer(config, layer, dtype=dtype, rngs=rngs) for layer in range(config.num_hidden_layers))
+        self.layers = nnx.List(
+            Gemma3Layer(config, layer, dtype=dtype, rngs=rngs) for layer in range(config.num_hidden_layers)
+        )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def kv_params(self, page_size: int) -> KVParams:
@@ -62,9 +70,12 @@ class Gemma3Decoder(TokenEnds):
             dtype=self.dtype,
         )
 
-    def forward(self, batch: RaggedBatch, cache: KVCache, taps: tuple[int, ...] = ()) -> tuple[Float[Array, "T H"], Float[Array, "T mH"], KVCache]:
-        """Final-normed hidden states, the residual stream after each of `taps` layers (0 = scaled embedding) side by side, and the cache with the
-        batch written."""
+    def forward(
+        self, batch: RaggedBatch, cache: KVCache, taps: tuple[int, ...] = ()
+    ) -> tuple[Float[Array, "T H"], Float[Array, "T mH"], KVCache]:
+        """Final-normed hidden states, the residual stream after each of `taps` layers (0 = scaled embedding) side by
+        side, and the cache with the batch written.
+        """
         config = self.config
         full = rotary_angles(batch.positions, config.rope)
         sliding = rotary_angles(batch.positions, config.sliding_rope)

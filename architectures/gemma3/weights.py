@@ -6,16 +6,18 @@ from collections.abc import Collection
 
 import numpy as np
 
+from dspark_jax.architectures.decoder.text_part import head_name, other_tensors, text_prefix
+from dspark_jax.architectures.decoder.weights import RecipeTable, attention_recipes, gated_mlp_recipes, token_recipes
 from dspark_jax.architectures.gemma3.config import Gemma3Config
-from dspark_jax.architectures.nn.decoder_weights import RecipeTable, attention_recipes, gated_mlp_recipes, token_recipes
-from dspark_jax.architectures.nn.text_part import head_name, other_tensors, text_prefix
-from dspark_jax.speculators_common.weight_adapters import Recipe
+from dspark_jax.speculators_common.formats.weight_adapters import Recipe
 
 
 def gemma3_recipes(config: Gemma3Config, names: Collection[str]) -> RecipeTable:
     """One recipe per parameter of the text model, wherever the checkpoint keeps it."""
     prefix, hidden = text_prefix(names), config.hidden_size
-    recipes = token_recipes(config.vocab_size, hidden, tied=config.tie_word_embeddings, prefix=prefix, head=head_name(names))
+    recipes = token_recipes(
+        config.vocab_size, hidden, tied=config.tie_word_embeddings, prefix=prefix, head=head_name(names)
+    )
     recipes["norm.weight"] = _one_added(f"{prefix}norm.weight", (hidden,))
     for layer in range(config.num_hidden_layers):
         table = _layer_recipes(config, f"{prefix}layers.{layer}")
@@ -38,7 +40,11 @@ def _layer_recipes(config: Gemma3Config, prefix: str) -> RecipeTable:
         "attention.key_norm": ("self_attn.k_norm", config.head_dim),
     }
     norms = {f"{path}.weight": _one_added(f"{prefix}.{name}.weight", (size,)) for path, (name, size) in sizes.items()}
-    return {**attention_recipes(config, prefix), **gated_mlp_recipes(f"{prefix}.mlp", config.hidden_size, config.intermediate_size), **norms}
+    return {
+        **attention_recipes(config, prefix),
+        **gated_mlp_recipes(f"{prefix}.mlp", config.hidden_size, config.intermediate_size),
+        **norms,
+    }
 
 
 def _one_added(name: str, shape: tuple[int, ...]) -> Recipe:

@@ -6,17 +6,29 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from dspark_jax.architectures.nn.decoder_fields import every_sixth_full, read_decoder_sizes, read_layer_kinds, read_windows, require_activation
-from dspark_jax.architectures.nn.text_part import has_towers, text_fields
-from dspark_jax.speculators_common.detect import only_architecture
-from dspark_jax.speculators_common.fields import Fields
-from dspark_jax.speculators_common.rope_config import RopeConfig, RopeKind
-from dspark_jax.speculators_common.rope_fields import parse_rope
-from dspark_jax.speculators_common.size_limits import MAX_SIZE
+from dspark_jax.architectures.decoder.fields import (
+    every_sixth_full,
+    read_decoder_sizes,
+    read_layer_kinds,
+    read_windows,
+    require_activation,
+)
+from dspark_jax.architectures.decoder.text_part import has_towers, text_fields
+from dspark_jax.speculators_common.formats.detect import only_architecture
+from dspark_jax.speculators_common.formats.fields import Fields
+from dspark_jax.speculators_common.formats.rope.config import RopeConfig, RopeKind
+from dspark_jax.speculators_common.formats.rope.fields import parse_rope
+from dspark_jax.speculators_common.formats.size_limits import MAX_SIZE
 
 _VOCAB_SIZE = 262_144
 # Published files may leave these out.
-_DEFAULTS = {"vocab_size": _VOCAB_SIZE, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 131_072}
+_DEFAULTS = {
+    "vocab_size": _VOCAB_SIZE,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 131_072,
+}
 _GLOBAL_HEAD_DIM, _SLIDING_WINDOW, _PER_LAYER_INPUT = 512, 512, 256
 _ROPE_KINDS: tuple[RopeKind, ...] = ("default", "linear", "proportional")
 
@@ -56,7 +68,9 @@ class Gemma4Config:
     architecture: str = dataclasses.field(compare=False)
     family: str = dataclasses.field(compare=False)
     source: str = dataclasses.field(default="", compare=False)
-    unknown_fields: tuple[str, ...] = dataclasses.field(default=(), compare=False)  # stated in the file, of no known meaning, without influence
+    unknown_fields: tuple[str, ...] = dataclasses.field(
+        default=(), compare=False
+    )  # stated in the file, of no known meaning, without influence
 
     @property
     def storing_layers(self) -> tuple[Gemma4LayerConfig, ...]:
@@ -73,7 +87,13 @@ def parse_gemma4(raw: Mapping[str, Any], file: str, overrides: None = None) -> G
     _refuse(fields)
     global_head_dim = fields.integer("global_head_dim", minimum=2, maximum=MAX_SIZE, default=_GLOBAL_HEAD_DIM)
     sliding_head_dim, sliding_kv_heads = sizes.pop("head_dim"), sizes.pop("num_key_value_heads")
-    rope = parse_rope(fields, head_dim=global_head_dim, head_dim_name="global_head_dim", layer_types=("full_attention",), kinds=_ROPE_KINDS)
+    rope = parse_rope(
+        fields,
+        head_dim=global_head_dim,
+        head_dim_name="global_head_dim",
+        layer_types=("full_attention",),
+        kinds=_ROPE_KINDS,
+    )
     sliding_rope = parse_rope(fields, head_dim=sliding_head_dim, layer_types=("sliding_attention",), kinds=_ROPE_KINDS)
     return Gemma4Config(
         **sizes,
@@ -93,20 +113,29 @@ def parse_gemma4(raw: Mapping[str, Any], file: str, overrides: None = None) -> G
 
 
 def _refuse(fields: Fields) -> None:
-    for name, meaning in {"enable_moe_block": "layers with experts are not supported", "attention_bias": "projections have no bias"}.items():
+    for name, meaning in {
+        "enable_moe_block": "layers with experts are not supported",
+        "attention_bias": "projections have no bias",
+    }.items():
         if fields.boolean(name, default=False):
             raise fields.error(name, True, f"false: {meaning}")
     # Those of expert layers, which a file without such layers may still carry.
     fields.ignore("use_bidirectional_attention", "moe_intermediate_size", "num_experts", "top_k_experts")
     bidirectional = fields.raw.get("use_bidirectional_attention")
     if bidirectional not in (None, False, "vision"):
-        raise fields.error("use_bidirectional_attention", bidirectional, "null or 'vision': a target decodes text left to right")
+        raise fields.error(
+            "use_bidirectional_attention", bidirectional, "null or 'vision': a target decodes text left to right"
+        )
 
 
 def _per_layer_input_size(fields: Fields) -> int:
-    """The class behind `gemma4_text` files has a default, the one behind `gemma4_unified_text` files does not know the field."""
+    """The class behind `gemma4_text` files has a default, the one behind `gemma4_unified_text` files does not know the
+    field.
+    """
     is_unified = fields.string("model_type", default="").startswith("gemma4_unified")
-    return fields.integer("hidden_size_per_layer_input", minimum=0, maximum=MAX_SIZE, default=0 if is_unified else _PER_LAYER_INPUT)
+    return fields.integer(
+        "hidden_size_per_layer_input", minimum=0, maximum=MAX_SIZE, default=0 if is_unified else _PER_LAYER_INPUT
+    )
 
 
 def _layers(
@@ -118,7 +147,9 @@ def _layers(
         raise fields.error("layer_types", list(kinds), "full_attention as the last entry")
     windows = read_windows(fields, kinds, _SLIDING_WINDOW)
     value_is_key = fields.boolean("attention_k_eq_v", default=False)
-    global_kv_heads = fields.integer("num_global_key_value_heads", minimum=1, maximum=MAX_SIZE, default=sliding_kv_heads)
+    global_kv_heads = fields.integer(
+        "num_global_key_value_heads", minimum=1, maximum=MAX_SIZE, default=sliding_kv_heads
+    )
     if heads % global_kv_heads:
         raise fields.error("num_global_key_value_heads", global_kv_heads, f"a divisor of num_attention_heads {heads}")
     first_shared = count - fields.integer("num_kv_shared_layers", minimum=0, maximum=count - 1, default=0)
@@ -147,6 +178,8 @@ def _last_of_kind(fields: Fields, kinds: tuple[str, ...], kind: str, end: int) -
     if not found:
         shared = len(kinds) - end
         raise fields.error(
-            "num_kv_shared_layers", shared, f"a number that leaves a {kind} layer before layer {end}, whose keys are shared (layer_types)"
+            "num_kv_shared_layers",
+            shared,
+            f"a number that leaves a {kind} layer before layer {end}, whose keys are shared (layer_types)",
         )
     return found[-1]

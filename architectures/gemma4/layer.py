@@ -1,4 +1,6 @@
-"""One Gemma 4 layer: normed values, attention without a scale, sandwich norms, an input of its own, a scalar on the whole stream."""
+"""One Gemma 4 layer: normed values, attention without a scale, sandwich norms, an input of its own, a scalar on the
+whole stream.
+"""
 
 from __future__ import annotations
 
@@ -9,21 +11,22 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int32
 
 from dspark_jax.architectures.gemma4.config import Gemma4Config
-from dspark_jax.architectures.nn.attention import paged_attention
+from dspark_jax.architectures.nn.attention.kv_cache import KVCache
+from dspark_jax.architectures.nn.attention.ragged_batch import RaggedBatch
+from dspark_jax.architectures.nn.attention.reference import paged_attention
 from dspark_jax.architectures.nn.embedding import TokenTable
-from dspark_jax.architectures.nn.kv_cache import KVCache
-from dspark_jax.architectures.nn.linear import Linear
 from dspark_jax.architectures.nn.mlp import GatedMLP, gelu_tanh
 from dspark_jax.architectures.nn.norms import RMSNorm, rms_normalised
-from dspark_jax.architectures.nn.ragged_batch import RaggedBatch
 from dspark_jax.architectures.nn.rotary import Angles, rotate
+from dspark_jax.speculators_common.numerics.linear import Linear
 
 
 class Gemma4Attention(nnx.Module):
     """Grouped-query attention with scale 1.
 
-    One kernel holds q, then k and v where the layer has them: a layer that reads the keys and values of an earlier layer projects queries only,
-    and one whose values are its keys projects them once. Values are normed without gain and not rotated.
+    One kernel holds q, then k and v where the layer has them: a layer that reads the keys and values of an earlier
+    layer projects queries only, and one whose values are its keys projects them once. Values are normed without gain
+    and not rotated.
     """
 
     def __init__(self, config: Gemma4Config, layer: int, *, dtype: DTypeLike, rngs: nnx.Rngs) -> None:
@@ -35,7 +38,9 @@ class Gemma4Attention(nnx.Module):
         self.query_norm = RMSNorm(shape.head_dim, config.rms_norm_eps)
         self.key_norm = RMSNorm(shape.head_dim, config.rms_norm_eps) if shape.stores_kv else None
 
-    def __call__(self, x: Float[Array, "T H"], angles: Angles, batch: RaggedBatch, cache: KVCache) -> tuple[Float[Array, "T H"], KVCache]:
+    def __call__(
+        self, x: Float[Array, "T H"], angles: Angles, batch: RaggedBatch, cache: KVCache
+    ) -> tuple[Float[Array, "T H"], KVCache]:
         shape, num_heads = self.shape, self.num_heads
         # Float32 until norms and rotation are done, as in the dense decoder.
         heads = self.qkv.wide(x).reshape(x.shape[0], -1, shape.head_dim)
@@ -51,7 +56,9 @@ class Gemma4Attention(nnx.Module):
 
 
 class PerLayerInputs(nnx.Module):
-    """What each layer gets to see of the token itself: a row of a table of its own, blended with a projection of the embedding."""
+    """What each layer gets to see of the token itself: a row of a table of its own, blended with a projection of the
+    embedding.
+    """
 
     def __init__(self, config: Gemma4Config, *, dtype: DTypeLike, rngs: nnx.Rngs) -> None:
         self.num_layers, self.size = config.num_hidden_layers, config.per_layer_input_size
@@ -81,7 +88,9 @@ class PerLayerGate(nnx.Module):
 
 
 class Gemma4Layer(nnx.Module):
-    """`x += norm(attention(norm(x))); x += norm(mlp(norm(x)))`, then the layer's own input if there is one, then `x *= scalar`."""
+    """`x += norm(attention(norm(x))); x += norm(mlp(norm(x)))`, then the layer's own input if there is one, then `x *=
+    scalar`.
+    """
 
     def __init__(self, config: Gemma4Config, layer: int, *, dtype: DTypeLike, rngs: nnx.Rngs) -> None:
         hidden, epsilon, width = config.hidden_size, config.rms_norm_eps, config.layers[layer].intermediate_size
@@ -95,7 +104,13 @@ class Gemma4Layer(nnx.Module):
         self.scalar = nnx.Param(jnp.ones((1,), dtype))
 
     def __call__(
-        self, x: Float[Array, "T H"], cache: KVCache, *, angles: Angles, batch: RaggedBatch, layer_input: Float[Array, "T P"] | None
+        self,
+        x: Float[Array, "T H"],
+        cache: KVCache,
+        *,
+        angles: Angles,
+        batch: RaggedBatch,
+        layer_input: Float[Array, "T P"] | None,
     ) -> tuple[Float[Array, "T H"], KVCache]:
         with jax.named_scope("attention"):
             attended, cache = self.attention(self.input_norm(x), angles, batch, cache)

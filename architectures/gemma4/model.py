@@ -1,4 +1,6 @@
-"""The Gemma 4 text model: layers of two geometries, of which the last ones may read the keys and values of earlier ones."""
+"""The Gemma 4 text model: layers of two geometries, of which the last ones may read the keys and values of earlier
+ones.
+"""
 
 from __future__ import annotations
 
@@ -9,25 +11,29 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from dspark_jax.architectures.decoder.layer_stack import run_layers
 from dspark_jax.architectures.gemma4.config import Gemma4Config
 from dspark_jax.architectures.gemma4.layer import Gemma4Layer, PerLayerInputs
+from dspark_jax.architectures.nn.attention.kv_cache import KVCache, KVParams
+from dspark_jax.architectures.nn.attention.ragged_batch import RaggedBatch
 from dspark_jax.architectures.nn.embedding import TokenEnds, soft_capped
-from dspark_jax.architectures.nn.kv_cache import KVCache, KVParams
-from dspark_jax.architectures.nn.layer_stack import run_layers
 from dspark_jax.architectures.nn.norms import RMSNorm
-from dspark_jax.architectures.nn.ragged_batch import RaggedBatch
 from dspark_jax.architectures.nn.rotary import rotary_angles
 
 
 class Gemma4Decoder(TokenEnds):
-    """A `Target`. The embedding it lends is raw; only its own input, tap 0, is scaled by the root of the hidden size."""
+    """A `Target`. The embedding it lends is raw; only its own input, tap 0, is scaled by the root of the
+    hidden size.
+    """
 
     def __init__(self, config: Gemma4Config, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs | None = None) -> None:
         rngs = rngs or nnx.Rngs(0)
         super().__init__(config.vocab_size, config.hidden_size, tied=config.tie_word_embeddings, dtype=dtype, rngs=rngs)
         self.config = config
         self.per_layer_inputs = PerLayerInputs(config, dtype=dtype, rngs=rngs) if config.per_layer_input_size else None
-        self.layers = nnx.List(Gemma4Layer(config, layer, dtype=dtype, rngs=rngs) for layer in range(config.num_hidden_layers))
+        self.layers = nnx.List(
+            Gemma4Layer(config, layer, dtype=dtype, rngs=rngs) for layer in range(config.num_hidden_layers)
+        )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def kv_params(self, page_size: int) -> KVParams:
@@ -41,9 +47,12 @@ class Gemma4Decoder(TokenEnds):
             dtype=self.dtype,
         )
 
-    def forward(self, batch: RaggedBatch, cache: KVCache, taps: tuple[int, ...] = ()) -> tuple[Float[Array, "T H"], Float[Array, "T mH"], KVCache]:
-        """Final-normed hidden states, the residual stream after each of `taps` layers (0 = scaled embedding) side by side, and the cache with the
-        batch written."""
+    def forward(
+        self, batch: RaggedBatch, cache: KVCache, taps: tuple[int, ...] = ()
+    ) -> tuple[Float[Array, "T H"], Float[Array, "T mH"], KVCache]:
+        """Final-normed hidden states, the residual stream after each of `taps` layers (0 = scaled embedding) side by
+        side, and the cache with the batch written.
+        """
         config = self.config
         full = rotary_angles(batch.positions, config.rope)
         sliding = rotary_angles(batch.positions, config.sliding_rope)

@@ -4,23 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from dspark_jax.architectures.decoder.text_part import TEXT_PREFIXES, head_name, other_tensors, text_prefix
+from dspark_jax.architectures.decoder.weights import RecipeTable, gated_mlp_recipes, token_recipes
 from dspark_jax.architectures.gemma4.config import Gemma4Config
-from dspark_jax.architectures.nn.decoder_weights import RecipeTable, gated_mlp_recipes, token_recipes
-from dspark_jax.architectures.nn.text_part import TEXT_PREFIXES, head_name, other_tensors, text_prefix
-from dspark_jax.speculators_common.weight_adapters import copied, stacked_columns, transposed
+from dspark_jax.speculators_common.formats.weight_adapters import copied, stacked_columns, transposed
 
 
 def gemma4_recipes(config: Gemma4Config, names: Collection[str]) -> RecipeTable:
     """One recipe per parameter of the text model, wherever the checkpoint keeps it."""
     prefix, hidden = text_prefix(names), config.hidden_size
-    recipes = token_recipes(config.vocab_size, hidden, tied=config.tie_word_embeddings, prefix=prefix, head=head_name(names))
+    recipes = token_recipes(
+        config.vocab_size, hidden, tied=config.tie_word_embeddings, prefix=prefix, head=head_name(names)
+    )
     recipes["norm.weight"] = copied(f"{prefix}norm.weight", (hidden,))
     if config.per_layer_input_size:
         width = config.num_hidden_layers * config.per_layer_input_size
         recipes |= {
-            "per_layer_inputs.table.rows": copied(f"{prefix}embed_tokens_per_layer.weight", (config.per_layer_vocab_size, width)),
-            "per_layer_inputs.projection.kernel": transposed(f"{prefix}per_layer_model_projection.weight", (width, hidden)),
-            "per_layer_inputs.norm.weight": copied(f"{prefix}per_layer_projection_norm.weight", (config.per_layer_input_size,)),
+            "per_layer_inputs.table.rows": copied(
+                f"{prefix}embed_tokens_per_layer.weight", (config.per_layer_vocab_size, width)
+            ),
+            "per_layer_inputs.projection.kernel": transposed(
+                f"{prefix}per_layer_model_projection.weight", (width, hidden)
+            ),
+            "per_layer_inputs.norm.weight": copied(
+                f"{prefix}per_layer_projection_norm.weight", (config.per_layer_input_size,)
+            ),
         }
     for layer in range(config.num_hidden_layers):
         table = _layer_recipes(config, layer, f"{prefix}layers.{layer}")
@@ -29,10 +37,15 @@ def gemma4_recipes(config: Gemma4Config, names: Collection[str]) -> RecipeTable:
 
 
 def gemma4_ignored(config: Gemma4Config) -> tuple[str, ...]:
-    """Names that may be present without use: the other towers, the copy of a tied head, and projections of layers that read an earlier layer's keys
-    and values, which some files still carry."""
+    """Names that may be present without use: the other towers, the copy of a tied head, and projections of layers that
+    read an earlier layer's keys and values, which some files still carry.
+    """
     readers = [layer for layer, shape in enumerate(config.layers) if not shape.stores_kv]
-    unused = (f"layers.{layer}.self_attn.{name}.weight" for layer in readers for name in ("k_proj", "v_proj", "k_norm", "v_norm"))
+    unused = (
+        f"layers.{layer}.self_attn.{name}.weight"
+        for layer in readers
+        for name in ("k_proj", "v_proj", "k_norm", "v_norm")
+    )
     surplus = (f"{prefix}{name}" for name in unused for prefix in TEXT_PREFIXES)
     return (*other_tensors(has_towers=config.has_towers, tied=config.tie_word_embeddings), *surplus)
 

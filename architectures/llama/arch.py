@@ -1,8 +1,8 @@
 """Registry entry of the Llama line."""
 
+from dspark_jax.architectures.decoder.dense import DenseDecoder
+from dspark_jax.architectures.decoder.weights import decoder_recipes, ignored_tensors
 from dspark_jax.architectures.llama.config import parse_llama
-from dspark_jax.architectures.nn.decoder import DenseDecoder
-from dspark_jax.architectures.nn.decoder_weights import decoder_recipes, ignored_tensors
 from dspark_jax.architectures.registry import SupportedArchitecture
 
 ARCHITECTURE = SupportedArchitecture(

@@ -8,8 +8,8 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int32
 
-from dspark_jax.speculators_common.matmul import kernel_parameter, linear
-from dspark_jax.speculators_common.storage import decode_rows, encode_rows, row_storage_dtype, runs_on_cpu
+from dspark_jax.speculators_common.numerics.matmul import kernel_parameter, linear
+from dspark_jax.speculators_common.numerics.storage import decode_rows, encode_rows, row_storage_dtype, runs_on_cpu
 
 
 class TokenTable(nnx.Module):
@@ -35,13 +35,16 @@ class Head(nnx.Module):
 
 def tied_logits(hidden: Float[Array, "*axes H"], rows: Float[Array, "V H"]) -> Float[Array, "*axes V"]:
     """`hidden @ rows.T` in float32: the head of a tied model whose table is stored as plain values."""
-    return jax.lax.dot_general(hidden.astype(rows.dtype), rows, (((hidden.ndim - 1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+    return jax.lax.dot_general(
+        hidden.astype(rows.dtype), rows, (((hidden.ndim - 1,), (1,)), ((), ())), preferred_element_type=jnp.float32
+    )
 
 
 def head_can_share_table() -> bool:
     """Whether a tied head multiplies by the very array that lookups read; on CPU it has a copy of its own.
 
-    There lookups need bit patterns in bfloat16, and a one-row float32 product with the `[V, H]` table runs at half the memory bandwidth.
+    There lookups need bit patterns in bfloat16, and a one-row float32 product with the `[V, H]` table runs at half the
+    memory bandwidth.
     """
     return not runs_on_cpu()
 

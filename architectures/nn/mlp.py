@@ -11,7 +11,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from dspark_jax.architectures.nn.linear import Linear
+from dspark_jax.speculators_common.numerics.linear import Linear
 
 Activation = Literal["silu", "gelu_pytorch_tanh"]
 

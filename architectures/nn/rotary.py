@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int32
 
-from dspark_jax.speculators_common.rope_config import RopeConfig
+from dspark_jax.speculators_common.formats.rope.config import RopeConfig
 
 Angles = tuple[Float[Array, "*axes R"], Float[Array, "*axes R"]]
 
@@ -40,7 +40,9 @@ def _llama3(frequencies: np.ndarray, rope: RopeConfig) -> np.ndarray:
 
 
 def _yarn(frequencies: np.ndarray, rope: RopeConfig) -> np.ndarray:
-    """YaRN context extension: as Llama 3, but the blend is linear in the number of the pair, between two whole numbers."""
+    """YaRN context extension: as Llama 3, but the blend is linear in the number of the pair, between two
+    whole numbers.
+    """
     first = max(math.floor(_pair_that_turns(rope.beta_fast, rope)), 0)
     last = min(math.ceil(_pair_that_turns(rope.beta_slow, rope)), rope.rotary_dim - 1)
     width = last - first or 0.001
@@ -50,18 +52,28 @@ def _yarn(frequencies: np.ndarray, rope: RopeConfig) -> np.ndarray:
 
 def _pair_that_turns(times: float, rope: RopeConfig) -> float:
     """Which pair, as a real number, turns this many times over the original context length."""
-    return rope.rotary_dim * math.log(rope.original_max_position_embeddings / (2 * math.pi * times)) / (2 * math.log(rope.theta))
+    return (
+        rope.rotary_dim
+        * math.log(rope.original_max_position_embeddings / (2 * math.pi * times))
+        / (2 * math.log(rope.theta))
+    )
 
 
-def rotary_angles(positions: Int32[Array, "*axes"], rope: RopeConfig) -> tuple[Float[Array, "*axes R"], Float[Array, "*axes R"]]:
+def rotary_angles(
+    positions: Int32[Array, "*axes"], rope: RopeConfig
+) -> tuple[Float[Array, "*axes R"], Float[Array, "*axes R"]]:
     """Cosine and sine per position and pair."""
-    angles = positions[..., None].astype(jnp.float32) * jnp.expand_dims(inverse_frequencies(rope), tuple(range(positions.ndim)))
+    angles = positions[..., None].astype(jnp.float32) * jnp.expand_dims(
+        inverse_frequencies(rope), tuple(range(positions.ndim))
+    )
     if rope.attention_factor == 1.0:
         return jnp.cos(angles), jnp.sin(angles)
     return jnp.cos(angles) * rope.attention_factor, jnp.sin(angles) * rope.attention_factor
 
 
-def rotate(x: Float[Array, "*axes heads hd"], angles: tuple[Float[Array, "*axes R"], Float[Array, "*axes R"]]) -> Float[Array, "*axes heads hd"]:
+def rotate(
+    x: Float[Array, "*axes heads hd"], angles: tuple[Float[Array, "*axes R"], Float[Array, "*axes R"]]
+) -> Float[Array, "*axes heads hd"]:
     """Rotate the leading `2 R` elements of every head; the rest passes through. Computed in float32."""
     cos, sin = (a[..., None, :] for a in angles)
     half = cos.shape[-1]

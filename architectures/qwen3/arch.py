@@ -1,7 +1,7 @@
 """Registry entry of the dense Qwen3 line."""
 
-from dspark_jax.architectures.nn.decoder import DenseDecoder
-from dspark_jax.architectures.nn.decoder_weights import decoder_recipes, ignored_tensors
+from dspark_jax.architectures.decoder.dense import DenseDecoder
+from dspark_jax.architectures.decoder.weights import decoder_recipes, ignored_tensors
 from dspark_jax.architectures.qwen3.config import parse_qwen3
 from dspark_jax.architectures.registry import SupportedArchitecture
 

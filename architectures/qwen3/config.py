@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dspark_jax.architectures.nn.decoder import DecoderConfig
-from dspark_jax.architectures.nn.decoder_fields import read_decoder_geometry, read_layer_windows
-from dspark_jax.speculators_common.fields import Fields
+from dspark_jax.architectures.decoder.dense import DecoderConfig
+from dspark_jax.architectures.decoder.fields import read_decoder_geometry, read_layer_windows
+from dspark_jax.speculators_common.formats.fields import Fields
 
 _HEAD_DIM = 128  # of a file that does not say, whatever its hidden size
 

@@ -1,6 +1,6 @@
 """Registry entry of the Qwen3 mixture-of-experts line."""
 
-from dspark_jax.architectures.nn.decoder_weights import ignored_tensors
+from dspark_jax.architectures.decoder.weights import ignored_tensors
 from dspark_jax.architectures.qwen3_moe.config import parse_qwen3_moe
 from dspark_jax.architectures.qwen3_moe.model import Qwen3MoeDecoder
 from dspark_jax.architectures.qwen3_moe.weights import qwen3_moe_recipes

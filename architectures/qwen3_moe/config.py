@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from dspark_jax.architectures.nn.decoder import DecoderConfig
-from dspark_jax.architectures.nn.decoder_fields import read_decoder_geometry
-from dspark_jax.architectures.recurrent_state import refuse_recurrent_layers
-from dspark_jax.speculators_common.fields import Fields, agreed
-from dspark_jax.speculators_common.size_limits import MAX_EXPERTS, MAX_SIZE
+from dspark_jax.architectures.decoder.dense import DecoderConfig
+from dspark_jax.architectures.decoder.fields import read_decoder_geometry
+from dspark_jax.architectures.decoder.recurrent_state import refuse_recurrent_layers
+from dspark_jax.speculators_common.formats.fields import Fields, agreed
+from dspark_jax.speculators_common.formats.size_limits import MAX_EXPERTS, MAX_SIZE
 
 _HARMLESS_FIELDS = ("output_router_logits", "router_aux_loss_coef")
 
@@ -54,7 +54,11 @@ def parse_qwen3_moe(raw: Mapping[str, Any], file: str, overrides: None = None) -
 
 def _num_experts(fields: Fields) -> int:
     """Older files say `num_experts`, newer ones `num_local_experts`."""
-    stated = [(name, fields.integer(name, minimum=1, maximum=MAX_EXPERTS)) for name in ("num_experts", "num_local_experts") if fields.has(name)]
+    stated = [
+        (name, fields.integer(name, minimum=1, maximum=MAX_EXPERTS))
+        for name in ("num_experts", "num_local_experts")
+        if fields.has(name)
+    ]
     if not stated:
         raise fields.missing("num_experts", "an integer >= 1, here or as num_local_experts")
     return agreed(fields.file, stated)

@@ -1,11 +1,14 @@
 """A feed-forward layer of experts, of which a router picks some for every token.
 
-No token is ever dropped and no expert has a capacity: every token gets exactly its experts, whatever the others of the batch get. Shapes are
-static, so there are two exact ways to compute it, chosen by the number of tokens when the program is traced:
+No token is ever dropped and no expert has a capacity: every token gets exactly its experts, whatever the others of the
+batch get. Shapes are static, so there are two exact ways to compute it, chosen by the number of tokens when the program
+is traced:
 
-* few tokens: the kernels of the picked experts are gathered, one copy for each (token, expert) pair, and only they are read;
-* from as many pairs as there are experts on: every expert sees every token, as matrix products over the stored kernels, and the picks of the
-  router are weights on the result, 0 for the experts that were not picked. This reads each kernel once.
+* few tokens: the kernels of the picked experts are gathered, one copy for each (token, expert) pair, and only they are
+  read;
+* from as many pairs as there are experts on: every expert sees every token, as matrix products over the stored kernels,
+  and the picks of the router are weights on the result, 0 for the experts that were not picked. This reads each kernel
+  once.
 
 Results of the two agree to rounding.
 """
@@ -18,16 +21,26 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int32
 
-from dspark_jax.architectures.nn.linear import Linear
-from dspark_jax.speculators_common.matmul import matmul
-from dspark_jax.speculators_common.storage import decode_rows, encode_rows, row_storage_dtype
+from dspark_jax.speculators_common.numerics.linear import Linear
+from dspark_jax.speculators_common.numerics.matmul import matmul
+from dspark_jax.speculators_common.numerics.storage import decode_rows, encode_rows, row_storage_dtype
 
 
 class ExpertsMLP(nnx.Module):
-    """`sum over the k picked experts e of weight_e * down_e(silu(gate_e(x)) * up_e(x))`; kernels `[E, in, out]`, gate before up."""
+    """`sum over the k picked experts e of weight_e * down_e(silu(gate_e(x)) * up_e(x))`; kernels `[E, in, out]`, gate
+    before up.
+    """
 
     def __init__(
-        self, hidden_size: int, intermediate_size: int, *, num_experts: int, num_picked: int, normalised: bool, dtype: DTypeLike, rngs: nnx.Rngs
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        *,
+        num_experts: int,
+        num_picked: int,
+        normalised: bool,
+        dtype: DTypeLike,
+        rngs: nnx.Rngs,
     ) -> None:
         self.num_experts, self.num_picked, self.normalised = num_experts, num_picked, normalised
         self.router = Linear(hidden_size, num_experts, dtype=dtype, rngs=rngs)
@@ -40,27 +53,37 @@ class ExpertsMLP(nnx.Module):
         return (self.by_gathering if few else self.over_all)(x, weights, picked).astype(x.dtype)
 
     def route(self, x: Float[Array, "T H"]) -> tuple[Float[Array, "T k"], Int32[Array, "T k"]]:
-        """Float32 weights and numbers of the picked experts: the largest probabilities of a softmax over all experts."""
+        """Float32 weights and numbers of the picked experts: the largest probabilities of a softmax over all
+        experts.
+        """
         weights, picked = jax.lax.top_k(jax.nn.softmax(self.router.wide(x), axis=-1), self.num_picked)
         if self.normalised:
             weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
         return weights, picked.astype(jnp.int32)
 
-    def by_gathering(self, x: Float[Array, "T H"], weights: Float[Array, "T k"], picked: Int32[Array, "T k"]) -> Float[Array, "T H"]:
+    def by_gathering(
+        self, x: Float[Array, "T H"], weights: Float[Array, "T k"], picked: Int32[Array, "T k"]
+    ) -> Float[Array, "T H"]:
         """The picked experts of each token, float32."""
         tokens, hidden = x.shape
-        gate_up, down = (decode_rows(jnp.take(kernel[...], picked.reshape(-1), axis=0)) for kernel in (self.gate_up, self.down))
+        gate_up, down = (
+            decode_rows(jnp.take(kernel[...], picked.reshape(-1), axis=0)) for kernel in (self.gate_up, self.down)
+        )
         pairs = jnp.repeat(x, self.num_picked, axis=0)[:, None]
         out = _products(_activated(_products(pairs, gate_up)), down)
         return jnp.sum(out.reshape(tokens, self.num_picked, hidden) * weights[..., None], axis=1)
 
-    def over_all(self, x: Float[Array, "T H"], weights: Float[Array, "T k"], picked: Int32[Array, "T k"]) -> Float[Array, "T H"]:
+    def over_all(
+        self, x: Float[Array, "T H"], weights: Float[Array, "T k"], picked: Int32[Array, "T k"]
+    ) -> Float[Array, "T H"]:
         """All experts on all tokens, float32."""
         tokens, hidden = x.shape
         is_picked = picked[..., None] == jnp.arange(self.num_experts, dtype=jnp.int32)[None, None]
         share = jnp.sum(jnp.where(is_picked, weights[..., None], 0.0), axis=1)
         # A batch axis on both sides keeps the kernels as they are stored; without one XLA transposes them first.
-        inner = _activated(_products(jnp.broadcast_to(x[None], (self.num_experts, tokens, hidden)), decode_rows(self.gate_up[...])))
+        inner = _activated(
+            _products(jnp.broadcast_to(x[None], (self.num_experts, tokens, hidden)), decode_rows(self.gate_up[...]))
+        )
         # An expert that was not picked counts nothing, even where it overflows.
         weighted = jnp.where(jnp.any(is_picked, axis=1)[..., None], inner.swapaxes(0, 1) * share[..., None], 0.0)
         return matmul(weighted.reshape(tokens, -1), decode_rows(self.down[...]).reshape(-1, hidden))

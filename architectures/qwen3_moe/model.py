@@ -1,10 +1,12 @@
-"""The Qwen3 mixture-of-experts target: the dense Qwen3 decoder, with experts in place of the feed-forward part of most layers."""
+"""The Qwen3 mixture-of-experts target: the dense Qwen3 decoder, with experts in place of the feed-forward part of most
+layers.
+"""
 
 from __future__ import annotations
 
 from flax import nnx
 
-from dspark_jax.architectures.nn.decoder import DecoderConfig, DenseDecoder
+from dspark_jax.architectures.decoder.dense import DecoderConfig, DenseDecoder
 from dspark_jax.architectures.qwen3_moe.config import Qwen3MoeConfig
 from dspark_jax.architectures.qwen3_moe.experts import ExpertsMLP
 

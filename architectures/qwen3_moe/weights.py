@@ -6,10 +6,10 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from dspark_jax.architectures.nn.decoder import DecoderConfig
-from dspark_jax.architectures.nn.decoder_weights import RecipeTable, decoder_recipes, dense_mlp_recipes
+from dspark_jax.architectures.decoder.dense import DecoderConfig
+from dspark_jax.architectures.decoder.weights import RecipeTable, decoder_recipes, dense_mlp_recipes
 from dspark_jax.architectures.qwen3_moe.config import Qwen3MoeConfig
-from dspark_jax.speculators_common.weight_adapters import Recipe, joined_rows, transposed
+from dspark_jax.speculators_common.formats.weight_adapters import Recipe, joined_rows, transposed
 
 
 def qwen3_moe_recipes(config: Qwen3MoeConfig, names: Collection[str]) -> RecipeTable:
@@ -25,7 +25,9 @@ def _mlp_recipes(config: DecoderConfig, layer: int, prefix: str) -> RecipeTable:
     experts = [f"{prefix}.mlp.experts.{expert}" for expert in range(config.num_experts)]
     return {
         "mlp.router.kernel": transposed(f"{prefix}.mlp.gate.weight", (config.num_experts, hidden)),
-        "mlp.gate_up": _stacked({f"{expert}.{x}_proj.weight": (width, hidden) for expert in experts for x in ("gate", "up")}, per_expert=2),
+        "mlp.gate_up": _stacked(
+            {f"{expert}.{x}_proj.weight": (width, hidden) for expert in experts for x in ("gate", "up")}, per_expert=2
+        ),
         "mlp.down": _stacked({f"{expert}.down_proj.weight": (hidden, width) for expert in experts}, per_expert=1),
     }
 

@@ -1,4 +1,6 @@
-"""Arguments that subcommands share: their definitions, their types (one value in, one clear sentence out), and their names in errors."""
+"""Arguments that subcommands share: their definitions, their types (one value in, one clear sentence out), and their
+names in errors.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,8 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from dspark_jax.speculators_common.draft_config import DraftOverrides
 from dspark_jax.speculators_common.errors import RequestError
+from dspark_jax.speculators_common.formats.draft_config import DraftOverrides
 
 TARGET_METAVAR = "DIR|GGUF|smollm2"
 _FIELDS = (
@@ -26,7 +28,9 @@ _FIELDS = (
     "system",
 )
 # What errors of the Python interface begin with -> what a user of the command line has written.
-_FLAGS = {field: f"--{field.replace('_', '-')}" for field in _FIELDS} | {"kv cache": "--batch-size, --max-seq-len: kv cache"}
+_FLAGS = {field: f"--{field.replace('_', '-')}" for field in _FIELDS} | {
+    "kv cache": "--batch-size, --max-seq-len: kv cache"
+}
 
 
 Arguments = Any  # an `argparse.ArgumentParser` or a group of one: argparse has no public name for both
@@ -34,22 +38,36 @@ Arguments = Any  # an `argparse.ArgumentParser` or a group of one: argparse has 
 
 def add_pair(models: Arguments, *, without_draft: str) -> None:
     """`--target`, `--draft` and `--dtype`; `without_draft` says what happens without the second."""
-    models.add_argument("--target", required=True, type=path_name, metavar=TARGET_METAVAR, help="the model that decides; smollm2 is the demo model")
+    models.add_argument(
+        "--target",
+        required=True,
+        type=path_name,
+        metavar=TARGET_METAVAR,
+        help="the model that decides; smollm2 is the demo model",
+    )
     models.add_argument("--draft", type=path_name, metavar="DIR", help=f"the model that proposes; {without_draft}")
-    models.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of weights and caches (bfloat16)")
+    models.add_argument(
+        "--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of weights and caches (bfloat16)"
+    )
 
 
 def add_confidence_threshold(models: Arguments) -> None:
     """`--confidence-threshold`, 0 by default."""
     models.add_argument(
-        "--confidence-threshold", type=number(minimum=0, maximum=1), default=0.0, metavar="X", help="leave drafts less sure than X unverified (0)"
+        "--confidence-threshold",
+        type=number(minimum=0, maximum=1),
+        default=0.0,
+        metavar="X",
+        help="leave drafts less sure than X unverified (0)",
     )
 
 
 def add_draft_overrides(models: Arguments) -> None:
     """What a user may state about a draft instead of its files; `draft_overrides` reads it."""
     models.add_argument(
-        "--sample-from-anchor", action=argparse.BooleanOptionalAction, help="the draft's layout is anchor-first, or fill-in, whatever its files say"
+        "--sample-from-anchor",
+        action=argparse.BooleanOptionalAction,
+        help="the draft's layout is anchor-first, or fill-in, whatever its files say",
     )
     models.add_argument(
         "--partial-rotary-factor",
@@ -83,7 +101,9 @@ def add_compilation_cache(group: Arguments) -> None:
 
 @contextlib.contextmanager
 def flags_in_errors(**flags: str) -> Iterator[None]:
-    """An error that begins with a name of the Python interface, such as `stop_ids`, begins with its flag instead. `flags`: further names."""
+    """An error that begins with a name of the Python interface, such as `stop_ids`, begins with its flag instead.
+    `flags`: further names.
+    """
     try:
         yield
     except RequestError as error:
@@ -125,7 +145,9 @@ def number(*, above: float | None = None, minimum: float | None = None, maximum:
             value = float(text)
         except ValueError:
             value = float("nan")
-        if not ((above is None or value > above) and (minimum is None or value >= minimum) and value <= maximum):  # NaN fails too
+        if not (
+            (above is None or value > above) and (minimum is None or value >= minimum) and value <= maximum
+        ):  # NaN fails too
             raise argparse.ArgumentTypeError(f"found {text[:40]!r}, allowed a number {lower} and <= {maximum}")
         return value
 
@@ -136,5 +158,7 @@ def id_list(text: str) -> tuple[int, ...]:
     """Token ids with commas between them."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdigit() and len(part) <= 18 for part in parts):
-        raise argparse.ArgumentTypeError(f"found {text[:40]!r}, allowed token ids with commas between them, as in 5,17,3")
+        raise argparse.ArgumentTypeError(
+            f"found {text[:40]!r}, allowed token ids with commas between them, as in 5,17,3"
+        )
     return tuple(int(part) for part in parts)

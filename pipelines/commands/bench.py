@@ -24,12 +24,12 @@ from dspark_jax.pipelines.commands.arguments import (
     refuse_overrides,
     whole_number,
 )
-from dspark_jax.pipelines.prompts_file import read_prompts_file
+from dspark_jax.pipelines.text.prompts_file import read_prompts_file
 from dspark_jax.speculators_common.errors import RequestError
 
 if TYPE_CHECKING:
-    from dspark_jax.pipelines.benchmark import Benchmark, PromptSet
-    from dspark_jax.pipelines.loading import PreparedTarget
+    from dspark_jax.pipelines.bench.benchmark import Benchmark, PromptSet
+    from dspark_jax.pipelines.checkpoints.loading import PreparedTarget
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -37,7 +37,10 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "bench",
         help="plain against speculative decoding, in one process",
-        description="Time plain against speculative decoding of the same prompts, in turn, in one process: batch of one, greedy, device loop.",
+        description=(
+            "Time plain against speculative decoding of the same prompts, in turn, in one process: batch of "
+            "one, greedy, device loop."
+        ),
     )
     models = parser.add_argument_group("models")
     add_pair(models, without_draft="without it plain decoding alone is measured")
@@ -60,9 +63,19 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         metavar="FILE",
         help="one prompt set each: a prompt a line, or .jsonl with `turns`, of which the first is taken",
     )
-    prompts.add_argument("--prompts-per-set", type=whole_number(1), default=4, metavar="N", help="the first N prompts of each file (4)")
-    prompts.add_argument("--max-new-tokens", type=whole_number(2), default=96, metavar="N", help="budget of each prompt (96)")
-    prompts.add_argument("--repeats", type=whole_number(1), default=3, metavar="N", help="how often each prompt is decoded; medians are reported (3)")
+    prompts.add_argument(
+        "--prompts-per-set", type=whole_number(1), default=4, metavar="N", help="the first N prompts of each file (4)"
+    )
+    prompts.add_argument(
+        "--max-new-tokens", type=whole_number(2), default=96, metavar="N", help="budget of each prompt (96)"
+    )
+    prompts.add_argument(
+        "--repeats",
+        type=whole_number(1),
+        default=3,
+        metavar="N",
+        help="how often each prompt is decoded; medians are reported (3)",
+    )
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="one JSON object on stdout instead of the table")
     output.add_argument("--plot", type=path_name, metavar="FILE.png", help="also draw the result (needs matplotlib)")
@@ -74,14 +87,18 @@ def run(args: argparse.Namespace) -> int:
     """Measure and print; returns the exit status. What a user can mend is raised as a `DSparkError`."""
     texts = _read_sets(args.prompts_file, args.prompts_per_set)
     # jax takes a second to import: wrong arguments are refused before that.
-    from dspark_jax.pipelines.benchmark_plot import check_plot, save_plot
-    from dspark_jax.pipelines.benchmark_report import as_json, as_text
+    from dspark_jax.pipelines.bench.plot import check_plot, save_plot
+    from dspark_jax.pipelines.bench.report import as_json, as_text
 
     if args.plot:
         check_plot(args.plot)
     benchmark, cache = _measure(args, texts)
     if args.json:
-        print(json.dumps({"command": shlex.join(["dspark", *sys.argv[1:]]), "compilation_cache": cache, **as_json(benchmark)}))
+        print(
+            json.dumps(
+                {"command": shlex.join(["dspark", *sys.argv[1:]]), "compilation_cache": cache, **as_json(benchmark)}
+            )
+        )
     else:
         print(as_text(benchmark))
     if args.plot:
@@ -93,9 +110,9 @@ def run(args: argparse.Namespace) -> int:
 def _measure(args: argparse.Namespace, texts: dict[str, list[str]]) -> tuple[Benchmark, str]:
     import tqdm
 
-    from dspark_jax.pipelines.benchmark import BenchmarkOptions, check_benchmark, run_benchmark
+    from dspark_jax.pipelines.bench.benchmark import BenchmarkOptions, check_benchmark, run_benchmark
+    from dspark_jax.pipelines.checkpoints.loading import prepare_draft, prepare_target, read_draft, read_target
     from dspark_jax.pipelines.compilation import use_compilation_cache
-    from dspark_jax.pipelines.loading import prepare_draft, prepare_target, read_draft, read_target
 
     options = BenchmarkOptions(
         num_speculative_tokens=args.num_speculative_tokens,
@@ -112,7 +129,9 @@ def _measure(args: argparse.Namespace, texts: dict[str, list[str]]) -> tuple[Ben
         with clock.of("target"):
             prepared_target = prepare_target(args.target, args.dtype)
         with clock.of("draft"):
-            prepared_draft = None if args.draft is None else prepare_draft(args.draft, prepared_target, args.dtype, overrides)
+            prepared_draft = (
+                None if args.draft is None else prepare_draft(args.draft, prepared_target, args.dtype, overrides)
+            )
         sets = _encoded(texts, prepared_target)
         check_benchmark(prepared_target, prepared_draft, sets, options)
     cache = use_compilation_cache(args.compilation_cache)
@@ -122,7 +141,9 @@ def _measure(args: argparse.Namespace, texts: dict[str, list[str]]) -> tuple[Ben
         draft = None if prepared_draft is None else read_draft(prepared_draft)
     load_seconds = {name: seconds for name, seconds in clock.seconds.items() if name == "target" or draft is not None}
     with tqdm.tqdm(bar_format="{desc} [{elapsed}]", disable=None, leave=False) as status:
-        return run_benchmark(target, draft, sets, options, load_seconds=load_seconds, tell=status.set_description_str), cache
+        return run_benchmark(
+            target, draft, sets, options, load_seconds=load_seconds, tell=status.set_description_str
+        ), cache
 
 
 class _LoadClock:
@@ -149,12 +170,14 @@ def _read_sets(files: Sequence[str], count: int) -> dict[str, list[str]]:
 
 
 def _encoded(texts: dict[str, list[str]], target: PreparedTarget) -> list[PromptSet]:
-    from dspark_jax.pipelines.benchmark import PromptSet
-    from dspark_jax.pipelines.prompts import encode_prompt
+    from dspark_jax.pipelines.bench.benchmark import PromptSet
+    from dspark_jax.pipelines.text.prompts import encode_prompt
 
     source = str(target.checkpoint.path)
     return [
-        PromptSet(name=name, prompts=tuple(tuple(encode_prompt(text, target.tokenizer, source=source)) for text in prompts))
+        PromptSet(
+            name=name, prompts=tuple(tuple(encode_prompt(text, target.tokenizer, source=source)) for text in prompts)
+        )
         for name, prompts in texts.items()
     ]
 

@@ -19,8 +19,8 @@ from dspark_jax.pipelines.commands.arguments import (
     path_name,
     whole_number,
 )
-from dspark_jax.speculators_common.draft_config import Choice
 from dspark_jax.speculators_common.errors import RequestError
+from dspark_jax.speculators_common.formats.draft_config import Choice
 
 if TYPE_CHECKING:
     from dspark_jax.pipelines.api import PreparedPipeline
@@ -36,26 +36,57 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     )
     models = parser.add_argument_group("models")
     add_pair(models, without_draft="without it decoding is plain")
-    models.add_argument("--num-speculative-tokens", type=whole_number(1), metavar="K", help="drafts per round (all that the draft's block gives)")
+    models.add_argument(
+        "--num-speculative-tokens",
+        type=whole_number(1),
+        metavar="K",
+        help="drafts per round (all that the draft's block gives)",
+    )
     add_confidence_threshold(models)
     add_draft_overrides(models)
     prompts = parser.add_argument_group("prompts, exactly one of").add_mutually_exclusive_group(required=True)
     prompts.add_argument("--prompt", metavar="TEXT", help="a user message; - reads it from stdin")
     prompts.add_argument(
-        "--prompts-file", type=path_name, metavar="FILE", help="a prompt a line, or .jsonl with `turns`, of which the first is taken"
+        "--prompts-file",
+        type=path_name,
+        metavar="FILE",
+        help="a prompt a line, or .jsonl with `turns`, of which the first is taken",
     )
     prompts.add_argument("--prompt-ids", type=id_list, metavar="ID,ID,...", help="token ids, as they are")
     text = parser.add_argument_group("text")
     text.add_argument("--system", metavar="TEXT", help="a system message before the prompt")
     text.add_argument("--raw", action="store_true", help="no chat template: continue the text as it is")
-    text.add_argument("--max-new-tokens", type=whole_number(1), default=256, metavar="N", help="budget; --max-seq-len ends a text, too (256)")
-    text.add_argument("--stop-ids", type=id_list, metavar="ID,ID,...", help="token ids that end an output (those of the model)")
-    text.add_argument("--stream", action=argparse.BooleanOptionalAction, help="show text as rounds complete (for one prompt, or on a terminal)")
+    text.add_argument(
+        "--max-new-tokens",
+        type=whole_number(1),
+        default=256,
+        metavar="N",
+        help="budget; --max-seq-len ends a text, too (256)",
+    )
+    text.add_argument(
+        "--stop-ids", type=id_list, metavar="ID,ID,...", help="token ids that end an output (those of the model)"
+    )
+    text.add_argument(
+        "--stream",
+        action=argparse.BooleanOptionalAction,
+        help="show text as rounds complete (for one prompt, or on a terminal)",
+    )
     text.add_argument("--json", action="store_true", help="one JSON object per prompt on stdout")
-    text.add_argument("--compare", action="store_true", help="then decode the prompt again, plainly and speculatively, and show both speeds")
+    text.add_argument(
+        "--compare",
+        action="store_true",
+        help="then decode the prompt again, plainly and speculatively, and show both speeds",
+    )
     sizes = parser.add_argument_group("sizes")
-    sizes.add_argument("--batch-size", type=whole_number(1), default=1, metavar="B", help="prompts that decode together (1)")
-    sizes.add_argument("--max-seq-len", type=whole_number(2), metavar="N", help="tokens of prompt and output together (2048, or the model's maximum)")
+    sizes.add_argument(
+        "--batch-size", type=whole_number(1), default=1, metavar="B", help="prompts that decode together (1)"
+    )
+    sizes.add_argument(
+        "--max-seq-len",
+        type=whole_number(2),
+        metavar="N",
+        help="tokens of prompt and output together (2048, or the model's maximum)",
+    )
     add_compilation_cache(sizes)
     return parser
 
@@ -66,12 +97,17 @@ def run(args: argparse.Namespace) -> int:
     stream = _checked_stream(args, len(prompts))
     # jax takes a second to import: wrong arguments are refused before that.
     from dspark_jax.pipelines.api import prepare
+    from dspark_jax.pipelines.bench.comparison import compare, comparison_lines
+    from dspark_jax.pipelines.checkpoints.load_choices import choice_lines
     from dspark_jax.pipelines.commands import generate_output as output
-    from dspark_jax.pipelines.comparison import compare, comparison_lines
     from dspark_jax.pipelines.compilation import CompileClock, use_compilation_cache
-    from dspark_jax.pipelines.load_choices import choice_lines
 
-    cache = Choice(name="compiled_programs", value=use_compilation_cache(args.compilation_cache), reason="", flag="--compilation-cache")
+    cache = Choice(
+        name="compiled_programs",
+        value=use_compilation_cache(args.compilation_cache),
+        reason="",
+        flag="--compilation-cache",
+    )
     with flags_in_errors(prompt="--prompt" if args.prompt_ids is None else "--prompt-ids"):
         prepared = prepare(
             args.target,
@@ -113,7 +149,7 @@ def _read_prompts(args: argparse.Namespace) -> Iterator[_Prompt]:
                 raise RequestError(f"--{flag}: found beside --prompt-ids, allowed with text")
         yield _Prompt(content=args.prompt_ids)
     elif args.prompts_file is not None:
-        from dspark_jax.pipelines.prompts_file import read_prompts_file
+        from dspark_jax.pipelines.text.prompts_file import read_prompts_file
 
         if args.prompts_file.endswith(".jsonl"):
             _say(f"{args.prompts_file}: the first of each conversation's turns is the prompt")

@@ -12,13 +12,14 @@ from typing import Any
 import tqdm
 
 from dspark_jax.pipelines.api import GenerationResult, Pipeline, StreamPiece
-from dspark_jax.pipelines.comparison import Comparison
+from dspark_jax.pipelines.bench.comparison import Comparison
 from dspark_jax.pipelines.compilation import CompileClock
 from dspark_jax.pipelines.speculative.engine import Request
-from dspark_jax.speculators_common.draft_config import DraftConfig
-from dspark_jax.speculators_common.draft_fields import LAYOUT_FLAG
+from dspark_jax.speculators_common.formats.draft_config import DraftConfig
+from dspark_jax.speculators_common.formats.draft_fields import LAYOUT_FLAG
 
-# A draft that runs in the wrong layout has its first draft accepted by chance only; a poor one in the right layout does much better than this.
+# A draft that runs in the wrong layout has its first draft accepted by chance only; a poor one in the right layout does
+# much better than this.
 _SUSPICIOUS_ROUNDS, _SUSPICIOUS_RATE = 32, 0.02
 
 
@@ -36,7 +37,12 @@ class Writer:
         for number, request in enumerate(requests, start=1):
             if len(requests) > 1:
                 say(f"prompt {number} of {len(requests)}")
-            results += [result for _, result in self._pipeline.run([request], stream=_Printer(self._pipeline.target.tokenizer is not None))]
+            results += [
+                result
+                for _, result in self._pipeline.run(
+                    [request], stream=_Printer(self._pipeline.target.tokenizer is not None)
+                )
+            ]
             print(flush=True)
         self.seconds = time.perf_counter() - started
         return results
@@ -60,7 +66,9 @@ class Writer:
     def write(self, result: GenerationResult, comparison: Comparison | None = None) -> None:
         """One output: its JSON object, its text, or its ids if the model has no text."""
         text = json.dumps(result_json(result, comparison)) if self._as_json else result.text
-        tqdm.tqdm.write(_ids(result.output_ids) if text is None else text, file=sys.stdout)  # beside a progress bar on the same terminal
+        tqdm.tqdm.write(
+            _ids(result.output_ids) if text is None else text, file=sys.stdout
+        )  # beside a progress bar on the same terminal
         sys.stdout.flush()
 
 
@@ -82,7 +90,9 @@ def say(*lines: str) -> None:
 
 
 def result_json(result: GenerationResult, comparison: Comparison | None = None) -> dict[str, Any]:
-    """The JSON object of one prompt. Times are without compilation, `tokens_per_second` is that of decoding, after the first token."""
+    """The JSON object of one prompt. Times are without compilation, `tokens_per_second` is that of decoding, after the
+    first token.
+    """
     return {
         "prompt_ids": result.prompt_ids,
         "output_ids": result.output_ids,
@@ -99,7 +109,9 @@ def result_json(result: GenerationResult, comparison: Comparison | None = None) 
     }
 
 
-def figure_lines(results: Sequence[GenerationResult], seconds: float, clock: CompileClock, load_seconds: float) -> list[str]:
+def figure_lines(
+    results: Sequence[GenerationResult], seconds: float, clock: CompileClock, load_seconds: float
+) -> list[str]:
     """What was done and how long it took. `seconds` is the wall time of all prompts, compilation included."""
     tokens = sum(len(result.output_ids) for result in results)
     rounds = sum(len(result.rounds) for result in results)
@@ -115,7 +127,10 @@ def figure_lines(results: Sequence[GenerationResult], seconds: float, clock: Com
         tau = sum((result.tau or 0.0) * len(result.rounds) for result in results) / rounds
         what += f", tau {tau:.2f} over {rounds} rounds"
     cached = " (from the cache)" if clock.from_cache and not clock.compiled else ""
-    start = f"load {load_seconds:.1f} s, compile {compile_seconds:.1f} s{cached}, first token {results[0].first_token_seconds:.2f} s"
+    start = (
+        f"load {load_seconds:.1f} s, compile {compile_seconds:.1f} s{cached}, first token "
+        f"{results[0].first_token_seconds:.2f} s"
+    )
     return ["", what, start]
 
 
@@ -124,13 +139,17 @@ def warning_lines(results: Sequence[GenerationResult], draft: DraftConfig | None
     lines = []
     overflowed = sum(result.non_finite_rounds for result in results)
     if overflowed:
-        lines.append(f"warning: the draft's states overflowed after {overflowed} rounds; nothing was proposed then (try --dtype float32)")
+        lines.append(
+            f"warning: the draft's states overflowed after {overflowed} rounds; nothing was proposed then (try "
+            "--dtype float32)"
+        )
     offered = [pair for result in results for pair in result.rounds if pair.proposed]
     accepted = sum(pair.accepted > 0 for pair in offered)
     if draft is not None and len(offered) >= _SUSPICIOUS_ROUNDS and accepted <= _SUSPICIOUS_RATE * len(offered):
         layout = "anchor-first" if draft.sample_from_anchor else "fill-in"
         lines.append(
-            f"warning: the first draft was accepted in {accepted} of {len(offered)} rounds; was this draft trained for this target, in the {layout} "
+            f"warning: the first draft was accepted in {accepted} of {len(offered)} rounds; was this draft trained "
+            f"for this target, in the {layout} "
             f"layout ({LAYOUT_FLAG})?"
         )
     return lines

@@ -6,7 +6,13 @@ import argparse
 import json
 from typing import Any
 
-from dspark_jax.pipelines.commands.arguments import TARGET_METAVAR, add_draft_overrides, draft_overrides, path_name, refuse_overrides
+from dspark_jax.pipelines.commands.arguments import (
+    TARGET_METAVAR,
+    add_draft_overrides,
+    draft_overrides,
+    path_name,
+    refuse_overrides,
+)
 from dspark_jax.speculators_common.errors import DSparkError, PairError, RequestError
 
 
@@ -15,10 +21,21 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "info",
         help="say what a checkpoint is, and whether a draft fits a target",
-        description="Describe checkpoints from their configs and file headers, checked as strictly as for running them; no weights are read.",
+        description=(
+            "Describe checkpoints from their configs and file headers, checked as strictly as for running "
+            "them; no weights are read."
+        ),
     )
-    parser.add_argument("checkpoints", nargs="*", type=path_name, metavar="DIR", help="a target or a draft; also a .gguf file or smollm2")
-    parser.add_argument("--target", type=path_name, metavar=TARGET_METAVAR, help="a target; with --draft, also say whether the two fit")
+    parser.add_argument(
+        "checkpoints",
+        nargs="*",
+        type=path_name,
+        metavar="DIR",
+        help="a target or a draft; also a .gguf file or smollm2",
+    )
+    parser.add_argument(
+        "--target", type=path_name, metavar=TARGET_METAVAR, help="a target; with --draft, also say whether the two fit"
+    )
     parser.add_argument("--draft", type=path_name, metavar="DIR", help="a draft")
     add_draft_overrides(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
@@ -26,11 +43,19 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Describe and print; returns the exit status. Whatever is wrong with a checkpoint or the pair is raised, after the sound ones were described."""
+    """Describe and print; returns the exit status. Whatever is wrong with a checkpoint or the pair is raised, after the
+    sound ones were described.
+    """
     if not args.checkpoints and args.target is None and args.draft is None:
         raise RequestError("info: found no checkpoint, allowed directories, --target or --draft")
     # jax takes a second to import: wrong arguments are refused before that.
-    from dspark_jax.pipelines.description import Description, check_described_pair, describe, description_json, description_lines
+    from dspark_jax.pipelines.checkpoints.description import (
+        Description,
+        check_described_pair,
+        describe,
+        description_json,
+        description_lines,
+    )
 
     overrides = draft_overrides(args)
     found: list[Description] = []

@@ -15,11 +15,15 @@ class Verdict(NamedTuple):
     next_token: Int32[Array, "B"]
 
 
-def accept_greedy(drafts: Int32[Array, "B k"], num_drafts: Int32[Array, "B"], choices: Int32[Array, "B k+1"]) -> Verdict:
-    """Greedy equality: draft i is accepted iff it equals the target's argmax at verify row i and all earlier drafts were accepted.
+def accept_greedy(
+    drafts: Int32[Array, "B k"], num_drafts: Int32[Array, "B"], choices: Int32[Array, "B k+1"]
+) -> Verdict:
+    """Greedy equality: draft i is accepted iff it equals the target's argmax at verify row i and all earlier drafts
+    were accepted.
 
-    `choices[:, i]` is the target's own token for position `P + i + 1`. Drafts from `num_drafts` on are not part of the proposal. The next token is
-    the target's at row `accepted`: the correction after a rejection, the bonus after none. The text is exactly that of plain greedy decoding.
+    `choices[:, i]` is the target's own token for position `P + i + 1`. Drafts from `num_drafts` on are not part of the
+    proposal. The next token is the target's at row `accepted`: the correction after a rejection, the bonus after none.
+    The text is exactly that of plain greedy decoding.
     """
     slots = jnp.arange(drafts.shape[1], dtype=jnp.int32)[None, :]
     agrees = (drafts == choices[:, :-1]) & (slots < num_drafts[:, None])
@@ -37,9 +41,15 @@ class Emission(NamedTuple):
 
 
 def cut_emission(
-    drafts: Int32[Array, "B k"], verdict: Verdict, stop_ids: Int32[Array, "B n"], remaining: Int32[Array, "B"], no_token: int
+    drafts: Int32[Array, "B k"],
+    verdict: Verdict,
+    stop_ids: Int32[Array, "B n"],
+    remaining: Int32[Array, "B"],
+    no_token: int,
 ) -> Emission:
-    """The accepted drafts and the next token, cut inside the block after the first stop token and at the row's budget."""
+    """The accepted drafts and the next token, cut inside the block after the first stop token and at the
+    row's budget.
+    """
     slots = jnp.arange(drafts.shape[1] + 1, dtype=jnp.int32)[None, :]
     padded = jnp.concatenate([drafts, verdict.next_token[:, None]], axis=1)
     tokens = jnp.where(slots == verdict.accepted[:, None], verdict.next_token[:, None], padded)

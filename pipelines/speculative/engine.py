@@ -1,4 +1,6 @@
-"""Requests in, tokens out: rows, pages and buckets around the compiled programs. The host sees committed tokens only."""
+"""Requests in, tokens out: rows, pages and buckets around the compiled programs. The host sees committed
+tokens only.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dspark_jax.architectures.nn.kv_cache import KVPages
+from dspark_jax.architectures.nn.attention.kv_cache import KVPages
 from dspark_jax.architectures.protocols import Draft, Target
 from dspark_jax.pipelines.speculative.page_pool import PagePool
 from dspark_jax.pipelines.speculative.programs import Programs
@@ -27,7 +29,9 @@ _SMALLEST_BUCKET = 256  # positions: attention reads whole buckets, compiling on
 
 @dataclasses.dataclass(kw_only=True)
 class Completion:
-    """What became of a request. `rounds` holds (proposed, accepted) of every verification; the first token belongs to none."""
+    """What became of a request. `rounds` holds (proposed, accepted) of every verification; the first token belongs to
+    none.
+    """
 
     request: Request
     output_ids: list[int] = dataclasses.field(default_factory=list)
@@ -77,7 +81,9 @@ class Engine:
         self._headroom = self.num_speculative_tokens + 1
         self._pages_per_row = options.pages_per_row(self.num_speculative_tokens)
         self._pool = PagePool(options.pool_pages(self.num_speculative_tokens))
-        self.limits = RequestLimits.of(options, vocab_size=int(target.config.vocab_size), num_drafts=self.num_speculative_tokens)
+        self.limits = RequestLimits.of(
+            options, vocab_size=int(target.config.vocab_size), num_drafts=self.num_speculative_tokens
+        )
         self.programs = Programs(
             target,
             draft,
@@ -87,7 +93,9 @@ class Engine:
         )
         target_params = target.kv_params(options.page_size)
         draft_params = None if draft is None else draft.kv_params(options.page_size)
-        self.kv_bytes = self._pool.num_pages * (target_params.bytes_per_page() + (draft_params.bytes_per_page() if draft_params else 0))
+        self.kv_bytes = self._pool.num_pages * (
+            target_params.bytes_per_page() + (draft_params.bytes_per_page() if draft_params else 0)
+        )
         self._kv_params = (target_params, draft_params)
         self._state: RoundState | None = self._empty_state()
         self._rows: list[_Row | None] = [None] * options.batch_size
@@ -102,7 +110,9 @@ class Engine:
         return tuple(sizes)
 
     def warmup(self, *, stream: bool | None = None) -> int:
-        """Compile every program that a request can need, by running each on inert rows; returns how many. `stream` restricts the decode driver."""
+        """Compile every program that a request can need, by running each on inert rows; returns how many. `stream`
+        restricts the decode driver.
+        """
         assert all(row is None for row in self._rows)
         count = 0
         for num_pages in self.page_buckets:
@@ -113,22 +123,29 @@ class Engine:
                 self._state, _ = self.programs.round(self._donated_state(), num_pages=num_pages)
                 count += 1
             if stream in (None, False):
-                self._state, _ = self.programs.loop(self._donated_state(), num_pages=num_pages, until_any_finishes=False)
+                self._state, _ = self.programs.loop(
+                    self._donated_state(), num_pages=num_pages, until_any_finishes=False
+                )
                 count += 1
         self._state = jax.block_until_ready(self._admitted(0, [], 0, Request(prompt_ids=(0,), max_new_tokens=0)))
         self._state = dataclasses.replace(self._donated_state(), finished=jnp.ones((self.options.batch_size,), bool))
         return count
 
-    def generate(self, requests: Sequence[Request], *, stream: bool = False, on_tokens: OnTokens | None = None) -> list[Completion]:
+    def generate(
+        self, requests: Sequence[Request], *, stream: bool = False, on_tokens: OnTokens | None = None
+    ) -> list[Completion]:
         """Run all requests; completions come in request order. See `run` for `stream` and `on_tokens`."""
         done: dict[int, Completion] = dict(self.run(requests, stream=stream, on_tokens=on_tokens))
         return [done[index] for index in range(len(requests))]
 
-    def run(self, requests: Sequence[Request], *, stream: bool = False, on_tokens: OnTokens | None = None) -> Iterator[tuple[int, Completion]]:
-        """Yield `(request index, completion)` as requests finish. With `stream` the host sees every round, otherwise every device loop.
+    def run(
+        self, requests: Sequence[Request], *, stream: bool = False, on_tokens: OnTokens | None = None
+    ) -> Iterator[tuple[int, Completion]]:
+        """Yield `(request index, completion)` as requests finish. With `stream` the host sees every round, otherwise
+        every device loop.
 
-        `on_tokens(index, ids)` gets the tokens of a request as they reach the host. A request that would pass `max_seq_len` ends there with reason
-        `length`.
+        `on_tokens(index, ids)` gets the tokens of a request as they reach the host. A request that would pass
+        `max_seq_len` ends there with reason `length`.
         """
         if any(self._rows):
             raise RequestError("engine: found a run in progress, allowed one at a time: finish or close it first")
@@ -184,15 +201,21 @@ class Engine:
             counts = host.is_round.astype(np.int32)
             proposed, accepted = host.proposed[:, None], host.accepted[:, None]
         else:
-            self._state, loop_output = self.programs.loop(self._donated_state(), num_pages=num_pages, until_any_finishes=until_any_finishes)
+            self._state, loop_output = self.programs.loop(
+                self._donated_state(), num_pages=num_pages, until_any_finishes=until_any_finishes
+            )
             host = jax.device_get(loop_output)
             counts, proposed, accepted = host.num_rounds, host.proposed, host.accepted
         for slot, row in enumerate(self._rows):
             if row is not None:
-                rounds = list(zip(proposed[slot, : counts[slot]].tolist(), accepted[slot, : counts[slot]].tolist(), strict=True))
+                rounds = list(
+                    zip(proposed[slot, : counts[slot]].tolist(), accepted[slot, : counts[slot]].tolist(), strict=True)
+                )
                 self._record(row, host.tokens[slot], rounds, int(host.non_finite[slot]), tell)
 
-    def _record(self, row: _Row, tokens: np.ndarray, rounds: Sequence[tuple[int, int]], non_finite: int, tell: OnTokens) -> None:
+    def _record(
+        self, row: _Row, tokens: np.ndarray, rounds: Sequence[tuple[int, int]], non_finite: int, tell: OnTokens
+    ) -> None:
         completion = row.completion
         new = tokens[tokens != NO_TOKEN].tolist()
         completion.output_ids += new
@@ -257,7 +280,9 @@ class Engine:
         )
 
     def _prefill_call(self, slot: int, tokens: np.ndarray, length: int, is_last: bool, num_pages: int) -> RoundOutput:
-        self._state, output = self.programs.prefill(self._donated_state(), slot, jnp.asarray(tokens), length, is_last, num_pages=num_pages)
+        self._state, output = self.programs.prefill(
+            self._donated_state(), slot, jnp.asarray(tokens), length, is_last, num_pages=num_pages
+        )
         return output
 
     def _empty_state(self) -> RoundState:
@@ -272,7 +297,9 @@ class Engine:
         )
 
     def _donated_state(self) -> RoundState:
-        """The state, to be donated. A call that failed took it along: then the caches start anew, as all rows were dropped with it."""
+        """The state, to be donated. A call that failed took it along: then the caches start anew, as all rows were
+        dropped with it.
+        """
         if self._state is None:
             self._state = self._empty_state()
         state, self._state = self._state, None
@@ -286,5 +313,7 @@ def _checked_draft_count(draft: Draft | None, asked: int | None) -> int:
     if asked is None:
         return available
     if not 1 <= asked <= available:
-        raise RequestError(f"num_speculative_tokens: found {asked}, allowed 1..{available} (block of {draft.config.block_size})")
+        raise RequestError(
+            f"num_speculative_tokens: found {asked}, allowed 1..{available} (block of {draft.config.block_size})"
+        )
     return asked

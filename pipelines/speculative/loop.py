@@ -28,9 +28,11 @@ class LoopOutput:
 def decode_loop(
     step: Step, state: RoundState, *, max_rounds: int, last_position: int, until_any_finishes: Bool[Array, ""]
 ) -> tuple[RoundState, LoopOutput]:
-    """Run `step` until every row is finished, `max_rounds` are done, or a live row's next verification would pass `last_position`.
+    """Run `step` until every row is finished, `max_rounds` are done, or a live row's next verification would pass
+    `last_position`.
 
-    With `until_any_finishes` the loop also ends when a row that was live at the start finishes, so that a waiting request can take its place.
+    With `until_any_finishes` the loop also ends when a row that was live at the start finishes, so that a waiting
+    request can take its place.
     """
     live_at_start = ~state.finished
     width = state.drafts.shape[1] + 1

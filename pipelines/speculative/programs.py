@@ -1,7 +1,8 @@
 """The compiled programs of one (target, draft) pair: prompt chunk, one round, many rounds.
 
-Each is one XLA executable over a donated state. The modules' arrays go in as flat leaves with the graph definition closed over: the cheapest
-dispatch there is (`docs/performance.md`). What is compiled is bounded: one program per kind, page bucket and chunk bucket.
+Each is one XLA executable over a donated state. The modules' arrays go in as flat leaves with the graph definition
+closed over: the cheapest dispatch there is (`docs/performance.md`). What is compiled is bounded: one program per kind,
+page bucket and chunk bucket.
 """
 
 from __future__ import annotations
@@ -21,13 +22,25 @@ from dspark_jax.pipelines.speculative.loop import LoopOutput, decode_loop
 from dspark_jax.pipelines.speculative.state import PromptChunk, RoundOutput, RoundState
 from dspark_jax.pipelines.speculative.step import Step, StepConfig, speculative_step
 
-_ROW_FIELDS = ("page_table", "committed", "anchor", "drafts", "num_drafts", "remaining", "finished", "stop_ids", "confidence_threshold")
+_ROW_FIELDS = (
+    "page_table",
+    "committed",
+    "anchor",
+    "drafts",
+    "num_drafts",
+    "remaining",
+    "finished",
+    "stop_ids",
+    "confidence_threshold",
+)
 
 
 class Programs:
     """Jitted entry points. `state` arguments are donated: use the returned state, the old one is gone."""
 
-    def __init__(self, target: Target, draft: Draft | None, *, num_speculative_tokens: int, page_size: int, max_rounds: int) -> None:
+    def __init__(
+        self, target: Target, draft: Draft | None, *, num_speculative_tokens: int, page_size: int, max_rounds: int
+    ) -> None:
         self.num_speculative_tokens = num_speculative_tokens if draft is not None else 0
         self.page_size, self.max_rounds = page_size, max_rounds
         self._graphdef, modules = nnx.split((target, draft))
@@ -54,11 +67,24 @@ class Programs:
         return self._prefill(self._leaves, state, tokens, *scalars, num_pages=num_pages)
 
     def admit(
-        self, state: RoundState, row: int, *, pages: Int32[Array, "P"], budget: int, stop_ids: Int32[Array, "n"], confidence_threshold: float
+        self,
+        state: RoundState,
+        row: int,
+        *,
+        pages: Int32[Array, "P"],
+        budget: int,
+        stop_ids: Int32[Array, "n"],
+        confidence_threshold: float,
     ) -> RoundState:
-        """Give a row to a new request: empty, live, with its pages, budget, stop ids and threshold. Nothing of its former use is left."""
+        """Give a row to a new request: empty, live, with its pages, budget, stop ids and threshold. Nothing of its
+        former use is left.
+        """
         fields = {name: getattr(state, name) for name in _ROW_FIELDS}
-        numbers = (jnp.asarray(row, jnp.int32), jnp.asarray(budget, jnp.int32), jnp.asarray(confidence_threshold, jnp.float32))
+        numbers = (
+            jnp.asarray(row, jnp.int32),
+            jnp.asarray(budget, jnp.int32),
+            jnp.asarray(confidence_threshold, jnp.float32),
+        )
         admitted: dict[str, Any] = self._admit(fields, pages, stop_ids, *numbers)
         return dataclasses.replace(state, **admitted)
 
@@ -79,7 +105,9 @@ class Programs:
         config = StepConfig(num_speculative_tokens=self.num_speculative_tokens, num_pages=num_pages)
         return speculative_step(target, draft, config)
 
-    def _round_program(self, leaves: tuple[Array, ...], state: RoundState, *, num_pages: int) -> tuple[RoundState, RoundOutput]:
+    def _round_program(
+        self, leaves: tuple[Array, ...], state: RoundState, *, num_pages: int
+    ) -> tuple[RoundState, RoundOutput]:
         return self._step(leaves, num_pages)(state, None)
 
     def _loop_program(
@@ -105,9 +133,13 @@ class Programs:
         num_pages: int,
     ) -> tuple[RoundState, RoundOutput]:
         """The step on a one-row view of the state, so that a prompt costs the same whatever the batch size."""
-        row_fields: dict[str, Any] = {name: jax.lax.dynamic_slice_in_dim(getattr(state, name), row, 1) for name in _ROW_FIELDS}
+        row_fields: dict[str, Any] = {
+            name: jax.lax.dynamic_slice_in_dim(getattr(state, name), row, 1) for name in _ROW_FIELDS
+        }
         view = dataclasses.replace(state, **row_fields)
-        chunk = PromptChunk(tokens=tokens[None], lengths=length[None], is_prompt=jnp.ones((1,), bool), is_last=is_last[None])
+        chunk = PromptChunk(
+            tokens=tokens[None], lengths=length[None], is_prompt=jnp.ones((1,), bool), is_last=is_last[None]
+        )
         view, output = self._step(leaves, num_pages)(view, chunk)
         merge = functools.partial(jax.lax.dynamic_update_slice_in_dim, start_index=row, axis=0)
         merged: dict[str, Any] = {name: merge(getattr(state, name), getattr(view, name)) for name in _ROW_FIELDS}
@@ -123,5 +155,10 @@ def _admit_program(
     confidence_threshold: Float[Array, ""],
 ) -> dict[str, Any]:
     fresh = {name: jnp.zeros_like(value[0]) for name, value in fields.items()}
-    fresh |= {"page_table": pages, "stop_ids": stop_ids, "remaining": budget, "confidence_threshold": confidence_threshold}
+    fresh |= {
+        "page_table": pages,
+        "stop_ids": stop_ids,
+        "remaining": budget,
+        "confidence_threshold": confidence_threshold,
+    }
     return {name: value.at[row].set(fresh[name]) for name, value in fields.items()}

@@ -1,4 +1,6 @@
-"""What an engine is sized for, what it is asked, and whether it can serve that: plain data, known before any weights are."""
+"""What an engine is sized for, what it is asked, and whether it can serve that: plain data, known before any weights
+are.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ class RequestLimits:
 
     @classmethod
     def of(cls, options: EngineOptions, *, vocab_size: int, num_drafts: int) -> RequestLimits:
-        """The limits of an engine with `options` and `num_drafts` drafts per round: the page pool has to hold a round in flight, too."""
+        """The limits of an engine with `options` and `num_drafts` drafts per round: the page pool has to hold a round
+        in flight, too.
+        """
         in_pool = options.pool_pages(num_drafts) * options.page_size - num_drafts - 1
         return cls(vocab_size=vocab_size, longest=min(options.max_seq_len, in_pool), max_stop_ids=options.max_stop_ids)
 
@@ -67,7 +71,12 @@ class RequestLimits:
                 f"at most {self.longest - 1} (max_seq_len, page pool)",
             ),
             (request.max_new_tokens < 1, "max_new_tokens", request.max_new_tokens, "1 or more"),
-            (len(request.stop_ids) > self.max_stop_ids, "stop_ids", f"{len(request.stop_ids)} ids", f"at most {self.max_stop_ids}"),
+            (
+                len(request.stop_ids) > self.max_stop_ids,
+                "stop_ids",
+                f"{len(request.stop_ids)} ids",
+                f"at most {self.max_stop_ids}",
+            ),
             (any(not 0 <= token < self.vocab_size for token in request.stop_ids), "stop_ids", request.stop_ids, ids),
             (not 0 <= request.confidence_threshold <= 1, "confidence_threshold", request.confidence_threshold, "0..1"),
         ]

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32
 
-from dspark_jax.architectures.nn.kv_cache import KVPages
+from dspark_jax.architectures.nn.attention.kv_cache import KVPages
 
 NO_TOKEN = -1
 
@@ -18,7 +18,8 @@ NO_TOKEN = -1
 class RoundState:
     """All rows of a batch between two rounds.
 
-    Both caches use one page table: position `s` of a row has the same page and slot in the target's pools and in the draft's.
+    Both caches use one page table: position `s` of a row has the same page and slot in the target's pools and in the
+    draft's.
     """
 
     target_pages: KVPages
@@ -67,7 +68,13 @@ class PromptChunk:
 
 
 def empty_state(
-    target_pages: KVPages, draft_pages: KVPages | None, *, num_rows: int, pages_per_row: int, num_drafts: int, num_stop_ids: int
+    target_pages: KVPages,
+    draft_pages: KVPages | None,
+    *,
+    num_rows: int,
+    pages_per_row: int,
+    num_drafts: int,
+    num_stop_ids: int,
 ) -> RoundState:
     """A batch of unused rows. Every leaf is a buffer of its own, as donation demands."""
     num_pages = target_pages.keys[0].shape[0]

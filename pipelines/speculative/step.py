@@ -1,8 +1,9 @@
 """One round as a pure function: verify, accept, commit, context K/V, draft block, Markov chain, confidence cut.
 
-`speculative_step(target, draft, config)` closes over the modules and returns `(state, chunk) -> (state, output)`. Trace it inside your own jitted
-function: nothing here leaves the device. Without a draft the same function is plain decoding. With a `PromptChunk` some rows take prompt tokens
-instead of a verification; a prompt row commits its tokens and, at the prompt's end, drafts its first block in the same step.
+`speculative_step(target, draft, config)` closes over the modules and returns `(state, chunk) -> (state, output)`. Trace
+it inside your own jitted function: nothing here leaves the device. Without a draft the same function is plain decoding.
+With a `PromptChunk` some rows take prompt tokens instead of a verification; a prompt row commits its tokens and, at the
+prompt's end, drafts its first block in the same step.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32
 
 from dspark_jax.architectures.drafting.taps import tapped_forward
-from dspark_jax.architectures.nn.argmax import argmax
-from dspark_jax.architectures.nn.kv_cache import KVCache, KVPages
-from dspark_jax.architectures.nn.ragged_batch import PADDING_POSITION, RaggedBatch
+from dspark_jax.architectures.nn.attention.kv_cache import KVCache, KVPages
+from dspark_jax.architectures.nn.attention.ragged_batch import PADDING_POSITION, RaggedBatch
 from dspark_jax.architectures.protocols import Draft, Target
 from dspark_jax.pipelines.speculative.acceptance import Verdict, accept_greedy, cut_emission
 from dspark_jax.pipelines.speculative.state import NO_TOKEN, PromptChunk, RoundOutput, RoundState
+from dspark_jax.speculators_common.numerics.argmax import argmax
 
 Step = Callable[[RoundState, PromptChunk | None], tuple[RoundState, RoundOutput]]
 
@@ -70,10 +71,19 @@ def _batch(state: RoundState, chunk: PromptChunk | None) -> tuple[RaggedBatch, B
 
 
 def _verify(
-    target: Target, draft: Draft | None, state: RoundState, batch: RaggedBatch, chunk: PromptChunk | None, config: StepConfig
+    target: Target,
+    draft: Draft | None,
+    state: RoundState,
+    batch: RaggedBatch,
+    chunk: PromptChunk | None,
+    config: StepConfig,
 ) -> tuple[Int32[Array, "B verified"], Float[Array, "T mH"], KVPages]:
-    """The target's own token after each verify row (after the last prompt token for prompt rows), its taps, its pages."""
-    cache = KVCache(pages=state.target_pages, page_table=state.page_table[:, : config.num_pages], lengths=state.committed)
+    """The target's own token after each verify row (after the last prompt token for prompt rows), its taps,
+    its pages.
+    """
+    cache = KVCache(
+        pages=state.target_pages, page_table=state.page_table[:, : config.num_pages], lengths=state.committed
+    )
     hidden, taps, cache = tapped_forward(target, batch, cache, () if draft is None else draft.config.taps)
     by_row = batch.to_rows(hidden)
     num_verified = 1 + state.drafts.shape[1]
@@ -117,7 +127,9 @@ def _commit(
     return state, output, kept
 
 
-def _cut_at_stop(length: Int32[Array, "B"], verdict: Verdict, num_tokens: Int32[Array, "B"], stopped: Bool[Array, "B"]) -> Int32[Array, "B"]:
+def _cut_at_stop(
+    length: Int32[Array, "B"], verdict: Verdict, num_tokens: Int32[Array, "B"], stopped: Bool[Array, "B"]
+) -> Int32[Array, "B"]:
     """A stop token among the accepted drafts ends proposal and acceptance there; as next token it cuts neither."""
     return jnp.where(stopped & (num_tokens <= verdict.accepted), num_tokens, length)
 

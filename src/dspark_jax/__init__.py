@@ -1,7 +1,7 @@
 """DSpark speculative decoding for JAX.
 
-`load` opens a (target, draft) pair as a `Pipeline`; its results are `GenerationResult`s. The names are resolved on first use, so that importing one
-room (`dspark_jax.architectures...`) does not import the pipelines above it.
+`load` opens a (target, draft) pair as a `Pipeline`; its results are `GenerationResult`s. The names are resolved on
+first use, so that importing one room (`dspark_jax.architectures...`) does not import the pipelines above it.
 """
 
 from __future__ import annotations

@@ -83,7 +83,9 @@ def test_names_are_listed_without_importing_a_model(monkeypatch: pytest.MonkeyPa
 
 
 class TestOtherDistributions:
-    """A distribution with entry points in the group `dspark_jax.architectures`, put on `sys.path` as an installed one is."""
+    """A distribution with entry points in the group `dspark_jax.architectures`, put on `sys.path` as an installed one
+    is.
+    """
 
     @pytest.fixture
     def site(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -127,7 +129,9 @@ class TestOtherDistributions:
         assert retrieve("AcmeForCausalLM") is mine
 
     def test_an_entry_point_of_the_wrong_kind_is_refused(self, site: Path) -> None:
-        with pytest.raises(DSparkError, match=r"AcmeWrongForCausalLM.*acme_models:NAME.*found str, allowed SupportedArchitecture"):
+        with pytest.raises(
+            DSparkError, match=r"AcmeWrongForCausalLM.*acme_models:NAME.*found str, allowed SupportedArchitecture"
+        ):
             retrieve("AcmeWrongForCausalLM")
 
     def test_an_entry_point_that_cannot_be_imported_is_named_with_the_cause(self, site: Path) -> None:

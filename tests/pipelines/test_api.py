@@ -10,13 +10,14 @@ import jax
 import pytest
 
 import dspark_jax
-from dspark_jax.pipelines import api, loading
+from dspark_jax.pipelines import api
 from dspark_jax.pipelines.api import Pipeline, Round, StreamPiece, load
-from dspark_jax.pipelines.load_choices import KVPlan, choice_lines, in_bytes
-from dspark_jax.speculators_common.draft_config import Choice
+from dspark_jax.pipelines.checkpoints import loading
+from dspark_jax.pipelines.checkpoints.load_choices import KVPlan, choice_lines, in_bytes
 from dspark_jax.speculators_common.errors import DSparkError, PairError, RequestError
-from tests.pipelines import text_pair
-from tests.pipelines.text_pair import RecordedPair
+from dspark_jax.speculators_common.formats.draft_config import Choice
+from tests.support import text_pair
+from tests.support.text_pair import RecordedPair
 
 NEW_TOKENS = 48
 
@@ -53,7 +54,9 @@ def test_one_prompt_of_ids_is_one_prompt(pipeline: Pipeline, pair: RecordedPair)
     assert [list(result.output_ids) for result in results] == [pair.greedy(1, 5)]
 
 
-def test_the_models_own_stop_token_ends_an_output_unless_others_are_stated(pipeline: Pipeline, pair: RecordedPair) -> None:
+def test_the_models_own_stop_token_ends_an_output_unless_others_are_stated(
+    pipeline: Pipeline, pair: RecordedPair
+) -> None:
     [stopped] = pipeline.generate(pair.prompt(0), max_new_tokens=NEW_TOKENS)
     assert stopped.finish_reason == "stop"
     assert stopped.output_ids[-1] == pair.stop_id(0)
@@ -69,7 +72,10 @@ def test_text_goes_through_the_chat_template_unless_raw(pipeline: Pipeline) -> N
     [with_system] = pipeline.generate("abc", max_new_tokens=3, system="short")
     tokenizer = pipeline.target.tokenizer
     assert tokenizer is not None
-    assert tokenizer.decode(chat.prompt_ids, skip_special=False) == "<s><|im_start|>user:abc<|im_end|><|im_start|>assistant:"
+    assert (
+        tokenizer.decode(chat.prompt_ids, skip_special=False)
+        == "<s><|im_start|>user:abc<|im_end|><|im_start|>assistant:"
+    )
     assert messages.prompt_ids == chat.prompt_ids
     assert tokenizer.decode(raw.prompt_ids, skip_special=False) == "<s>abc"
     assert "system:short<|im_end|><|im_start|>user:abc" in tokenizer.decode(with_system.prompt_ids, skip_special=False)
@@ -108,7 +114,9 @@ def test_a_confidence_threshold_cuts_proposals_and_not_the_text(pipeline: Pipeli
     [all_drafts] = pipeline.generate(pair.prompt(0), max_new_tokens=NEW_TOKENS, stop_ids=())
     [sure_drafts] = pipeline.generate(pair.prompt(0), max_new_tokens=NEW_TOKENS, stop_ids=(), confidence_threshold=0.5)
     assert sure_drafts.output_ids == all_drafts.output_ids
-    assert [pair_.proposed for pair_ in sure_drafts.rounds[:10]] == pair.expected["p0.thr05.proposal_lengths"][:10].tolist()
+    assert [pair_.proposed for pair_ in sure_drafts.rounds[:10]] == pair.expected["p0.thr05.proposal_lengths"][
+        :10
+    ].tolist()
 
 
 def test_compilation_is_told_apart_from_decoding(pipeline: Pipeline, pair: RecordedPair) -> None:
@@ -140,7 +148,9 @@ def test_without_draft_is_the_same_target_and_the_same_text(pipeline: Pipeline, 
 
 def test_choices_are_data_and_announced_before_the_caches(pair: RecordedPair) -> None:
     announced: list[tuple[Choice, ...]] = []
-    pipeline = load(pair.target, pair.draft, num_speculative_tokens=3, max_seq_len=100, batch_size=2, announce=announced.append)
+    pipeline = load(
+        pair.target, pair.draft, num_speculative_tokens=3, max_seq_len=100, batch_size=2, announce=announced.append
+    )
     assert announced == [pipeline.choices]
     choices = {choice.name: choice for choice in pipeline.choices}
     assert choices["num_speculative_tokens"].value == "3 of 5"
@@ -152,15 +162,24 @@ def test_choices_are_data_and_announced_before_the_caches(pair: RecordedPair) ->
     assert choices["kv_cache"].value == f"{in_bytes(pipeline.engine.kv_bytes)} for 2 rows of 100 positions"
     assert choices["attention"].value == "xla on cpu"
     assert choices["stop_ids"].value == str(pair.stop_id(0))
-    flags = {"--num-speculative-tokens", "--sample-from-anchor/--no-sample-from-anchor", "--partial-rotary-factor", "--dtype", "--stop-ids"}
+    flags = {
+        "--num-speculative-tokens",
+        "--sample-from-anchor/--no-sample-from-anchor",
+        "--partial-rotary-factor",
+        "--dtype",
+        "--stop-ids",
+    }
     assert flags <= {choice.flag for choice in pipeline.choices}
     assert all(
-        choice.value in line and line.endswith(choice.flag) for choice, line in zip(pipeline.choices, choice_lines(pipeline.choices), strict=True)
+        choice.value in line and line.endswith(choice.flag)
+        for choice, line in zip(pipeline.choices, choice_lines(pipeline.choices), strict=True)
     )
 
 
 def test_what_overrules_the_files_is_a_choice_with_its_reason(pair: RecordedPair) -> None:
-    pipeline = load(pair.target, pair.draft, dtype="float32", sample_from_anchor=False, partial_rotary_factor=0.5, max_seq_len=64)
+    pipeline = load(
+        pair.target, pair.draft, dtype="float32", sample_from_anchor=False, partial_rotary_factor=0.5, max_seq_len=64
+    )
     choices = {choice.name: choice for choice in pipeline.choices}
     assert choices["sample_from_anchor"].value == "fill-in, block of 5 gives 4 drafts"
     assert "stated by the user" in choices["sample_from_anchor"].reason
@@ -172,7 +191,9 @@ def test_what_overrules_the_files_is_a_choice_with_its_reason(pair: RecordedPair
 def test_the_announced_cache_is_the_allocated_one(pair: RecordedPair, options: dict[str, Any]) -> None:
     pipeline = load(pair.target, pair.draft, dtype="float32", **options)
     assert pipeline.draft is not None
-    assert KVPlan.of(pipeline.target.module, pipeline.draft.module, pipeline.options).num_bytes == pipeline.engine.kv_bytes
+    assert (
+        KVPlan.of(pipeline.target.module, pipeline.draft.module, pipeline.options).num_bytes == pipeline.engine.kv_bytes
+    )
     plain = pipeline.without_draft()
     assert KVPlan.of(plain.target.module, None, plain.options).num_bytes == plain.engine.kv_bytes
 
@@ -220,7 +241,9 @@ def test_a_prompt_that_cannot_be_served_is_one_clear_error(pipeline: Pipeline, p
         ({"raw": True, "system": "short"}, "system: found a system message beside text"),
     ],
 )
-def test_an_option_that_cannot_be_served_is_one_clear_error(pipeline: Pipeline, options: dict[str, Any], message: str) -> None:
+def test_an_option_that_cannot_be_served_is_one_clear_error(
+    pipeline: Pipeline, options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(RequestError, match=message):
         pipeline.generate("abc", **options)
 
@@ -248,8 +271,14 @@ def test_a_wrong_argument_of_load_is_one_clear_error(pair: RecordedPair, options
     ("options", "message"),
     [
         ({"draft": "nowhere"}, "nowhere: no such directory"),
-        ({"num_speculative_tokens": 6}, r"num_speculative_tokens: found 6, allowed 1\.\.5 \(.*config\.json: block of 5\)"),
-        ({"num_speculative_tokens": 5, "sample_from_anchor": False}, r"num_speculative_tokens: found 5, allowed 1\.\.4"),
+        (
+            {"num_speculative_tokens": 6},
+            r"num_speculative_tokens: found 6, allowed 1\.\.5 \(.*config\.json: block of 5\)",
+        ),
+        (
+            {"num_speculative_tokens": 5, "sample_from_anchor": False},
+            r"num_speculative_tokens: found 5, allowed 1\.\.4",
+        ),
         ({"max_seq_len": 513}, "max_seq_len: found 513"),
     ],
 )
@@ -273,7 +302,9 @@ def test_memory_that_runs_out_is_an_error_with_its_size(pair: RecordedPair, monk
         load(pair.target, max_seq_len=64, batch_size=2)
 
 
-@pytest.mark.parametrize("options", [{"num_speculative_tokens": 3}, {"sample_from_anchor": True}, {"partial_rotary_factor": 0.5}])
+@pytest.mark.parametrize(
+    "options", [{"num_speculative_tokens": 3}, {"sample_from_anchor": True}, {"partial_rotary_factor": 0.5}]
+)
 def test_an_argument_about_the_draft_needs_a_draft(pair: RecordedPair, options: dict[str, Any]) -> None:
     with pytest.raises(RequestError, match=f"{next(iter(options))}: found .*, allowed only with a draft"):
         load(pair.target, **options)
@@ -281,7 +312,10 @@ def test_an_argument_about_the_draft_needs_a_draft(pair: RecordedPair, options: 
 
 def test_a_threshold_needs_a_confidence_head(pair: RecordedPair, data_dir: Path) -> None:
     pipeline = load(pair.target, data_dir / "A_deepspec_qwen3" / "rank0_noconf", dtype="float32", max_seq_len=64)
-    with pytest.raises(RequestError, match=r"confidence_threshold: found 0\.5, allowed 0: .*config\.json describes a draft without confidence head"):
+    with pytest.raises(
+        RequestError,
+        match=r"confidence_threshold: found 0\.5, allowed 0: .*config\.json describes a draft without confidence head",
+    ):
         pipeline.generate([5, 17], confidence_threshold=0.5)
 
 

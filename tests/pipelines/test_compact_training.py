@@ -1,4 +1,6 @@
-"""A compact draft trained on a target's own texts drafts for that target: training and the compiled round mean the same thing."""
+"""A compact draft trained on a target's own texts drafts for that target: training and the compiled round mean the same
+thing.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,11 @@ from flax import nnx
 from dspark_jax.architectures import dspark_compact
 from dspark_jax.architectures.drafting.taps import tapped_forward
 from dspark_jax.architectures.dspark_compact.training_rows import anchor_positions
-from dspark_jax.architectures.nn.kv_cache import KVCache, KVPages
-from dspark_jax.architectures.nn.ragged_batch import RaggedBatch
-from dspark_jax.pipelines.loading import LoadedTarget, load_draft, load_target
+from dspark_jax.architectures.nn.attention.kv_cache import KVCache, KVPages
+from dspark_jax.architectures.nn.attention.ragged_batch import RaggedBatch
+from dspark_jax.pipelines.checkpoints.loading import LoadedTarget, load_draft, load_target
 from dspark_jax.pipelines.speculative.engine import Completion, Engine, EngineOptions, Request
-from tests.tiny_families import BLOCK, COMPACT, HIDDEN, TARGET_ID, VOCAB, tiny_target
+from tests.support.tiny_families import BLOCK, COMPACT, HIDDEN, TARGET_ID, VOCAB, tiny_target
 
 NEW_TOKENS, STEPS, LEARNING_RATE = 24, 100, 0.02
 _RNG = np.random.default_rng(11)
@@ -31,11 +33,17 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> LoadedTarget:
 
 
 def _completions(target: LoadedTarget, draft: Any) -> list[Completion]:
-    engine = Engine(target.module, draft, EngineOptions(max_seq_len=48, batch_size=4, page_size=64, prefill_chunks=(4,), rounds_per_call=8))
+    engine = Engine(
+        target.module,
+        draft,
+        EngineOptions(max_seq_len=48, batch_size=4, page_size=64, prefill_chunks=(4,), rounds_per_call=8),
+    )
     return engine.generate([Request(prompt_ids=prompt, max_new_tokens=NEW_TOKENS) for prompt in PROMPTS])
 
 
-def _training_rows(target: LoadedTarget, draft: dspark_compact.CompactDraft, texts: list[tuple[int, ...]]) -> dspark_compact.TrainingRows:
+def _training_rows(
+    target: LoadedTarget, draft: dspark_compact.CompactDraft, texts: list[tuple[int, ...]]
+) -> dspark_compact.TrainingRows:
     """Every anchor of the texts, with the taps of one forward over each."""
     ids = np.asarray(texts, np.int32)
     rows, length = ids.shape
@@ -44,7 +52,9 @@ def _training_rows(target: LoadedTarget, draft: dspark_compact.CompactDraft, tex
         page_table=jnp.arange(rows, dtype=jnp.int32)[:, None],
         lengths=jnp.zeros((rows,), jnp.int32),
     )
-    batch = RaggedBatch.rectangle(jnp.asarray(ids), jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32)[None], ids.shape))
+    batch = RaggedBatch.rectangle(
+        jnp.asarray(ids), jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32)[None], ids.shape)
+    )
     _, taps, _ = tapped_forward(target.module, batch, cache, draft.config.taps)
     return dspark_compact.training_rows(
         list(ids),
@@ -59,8 +69,13 @@ def _training_rows(target: LoadedTarget, draft: dspark_compact.CompactDraft, tex
 def _train(target: LoadedTarget, draft: dspark_compact.CompactDraft, rows: dspark_compact.TrainingRows) -> list[float]:
     """Adam on all anchors at once; returns the losses."""
     module = target.module
-    taps, mask, previous, labels = (jnp.asarray(x) for x in (rows.context_taps, rows.context_mask, rows.previous, rows.labels))
-    embedded, target_logits = module.embed_tokens(previous[:, 0]), module.compute_logits(jnp.asarray(rows.target_hidden))
+    taps, mask, previous, labels = (
+        jnp.asarray(x) for x in (rows.context_taps, rows.context_mask, rows.previous, rows.labels)
+    )
+    embedded, target_logits = (
+        module.embed_tokens(previous[:, 0]),
+        module.compute_logits(jnp.asarray(rows.target_hidden)),
+    )
     graphdef, params = nnx.split(draft, nnx.Param)
 
     def loss_of(params: Any) -> Any:
@@ -89,7 +104,11 @@ def test_training_makes_the_target_accept(head: str, target: LoadedTarget, tmp_p
     plain = [completion.output_ids for completion in _completions(target, None)]
     settings = dspark_compact.CompactSettings(**{**vars(COMPACT), "sequence_head": head})
     draft = dspark_compact.init(target.module, settings, TARGET_ID, seed=1)
-    losses = _train(target, draft, _training_rows(target, draft, [(*prompt, *text) for prompt, text in zip(PROMPTS, plain, strict=True)]))
+    losses = _train(
+        target,
+        draft,
+        _training_rows(target, draft, [(*prompt, *text) for prompt, text in zip(PROMPTS, plain, strict=True)]),
+    )
     assert losses[0] - losses[-1] > 0.5
     dspark_compact.save(draft, tmp_path / "draft")
     completions = _completions(target, load_draft(tmp_path / "draft", target, jnp.float32).module)

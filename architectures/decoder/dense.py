@@ -1,0 +1,158 @@
+"""A dense pre-norm decoder (Llama and Qwen3 lines) over paged caches, with taps.
+
+Layers are unrolled and their arrays kept apart: stacking them for a scan makes XLA copy every slice
+(`docs/performance.md`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+from dspark_jax.architectures.decoder.layer_stack import run_layers
+from dspark_jax.architectures.nn.attention.kv_cache import KVCache, KVParams
+from dspark_jax.architectures.nn.attention.ragged_batch import RaggedBatch
+from dspark_jax.architectures.nn.attention.reference import paged_attention
+from dspark_jax.architectures.nn.embedding import TokenEnds
+from dspark_jax.architectures.nn.mlp import GatedMLP
+from dspark_jax.architectures.nn.norms import RMSNorm
+from dspark_jax.architectures.nn.rotary import Angles, rotary_angles, rotate
+from dspark_jax.speculators_common.formats.rope.config import RopeConfig
+from dspark_jax.speculators_common.numerics.linear import Linear
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DecoderConfig:
+    """A dense decoder; the family's `config.py` fills it from `config.json`."""
+
+    hidden_size: int  # H
+    intermediate_size: int  # F
+    num_hidden_layers: int
+    num_attention_heads: int  # N
+    num_key_value_heads: int  # K
+    head_dim: int  # hd
+    rms_norm_eps: float
+    vocab_size: int  # V
+    rope: RopeConfig
+    max_position_embeddings: int
+    tie_word_embeddings: bool
+    use_qk_norm: bool  # RMSNorm over every query and key head before the rotation
+    attention_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    query_pre_attn_scalar: float | None = None  # the attention scale is its inverse root; None = head_dim
+    layer_windows: tuple[int | None, ...]
+
+    architecture: str = dataclasses.field(compare=False)
+    family: str = dataclasses.field(compare=False)
+    source: str = dataclasses.field(default="", compare=False)
+    unknown_fields: tuple[str, ...] = dataclasses.field(
+        default=(), compare=False
+    )  # stated in the file, of no known meaning, without influence
+
+
+class DecoderAttention(nnx.Module):
+    """Grouped-query attention; q, k and v are one kernel, in that order."""
+
+    def __init__(self, config: DecoderConfig, layer: int, *, dtype: DTypeLike, rngs: nnx.Rngs) -> None:
+        self.layer = layer
+        self.window = config.layer_windows[layer]
+        self.num_heads, self.num_kv_heads, self.head_dim = (
+            config.num_attention_heads,
+            config.num_key_value_heads,
+            config.head_dim,
+        )
+        self.scale = (config.query_pre_attn_scalar or config.head_dim) ** -0.5
+        width = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+        self.qkv = Linear(config.hidden_size, width, bias=config.attention_bias, dtype=dtype, rngs=rngs)
+        self.output = Linear(
+            self.num_heads * self.head_dim, config.hidden_size, bias=config.output_bias, dtype=dtype, rngs=rngs
+        )
+        self.query_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.use_qk_norm else None
+        self.key_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.use_qk_norm else None
+
+    def __call__(
+        self, x: Float[Array, "T H"], angles: Angles, batch: RaggedBatch, cache: KVCache
+    ) -> tuple[Float[Array, "T H"], KVCache]:
+        heads = self.qkv.wide(x).reshape(x.shape[0], -1, self.head_dim)
+        rotating, value = jnp.split(heads, [self.num_heads + self.num_kv_heads], axis=1)
+        query, key = jnp.split(rotate(self._normed(rotating), angles), [self.num_heads], axis=1)
+        cache = cache.write(self.layer, batch, key, value)
+        out = paged_attention(query, cache, self.layer, batch, scale=self.scale, window=self.window)
+        return self.output(out.reshape(x.shape[0], -1)), cache
+
+    def _normed(self, heads: Float[Array, "T NK hd"]) -> Float[Array, "T NK hd"]:
+        """Query and key norms, where the family has them."""
+        if self.query_norm is None or self.key_norm is None:
+            return heads
+        query, key = jnp.split(heads, [self.num_heads], axis=1)
+        return jnp.concatenate([self.query_norm(query), self.key_norm(key)], axis=1)
+
+
+class DecoderLayer(nnx.Module):
+    """`x += attention(norm(x)); x += mlp(norm(x))`."""
+
+    def __init__(self, config: DecoderConfig, layer: int, mlp: nnx.Module, *, dtype: DTypeLike, rngs: nnx.Rngs) -> None:
+        self.input_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.attention = DecoderAttention(config, layer, dtype=dtype, rngs=rngs)
+        self.post_attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = mlp
+
+    def __call__(
+        self, x: Float[Array, "T H"], cache: KVCache, *, angles: Angles, batch: RaggedBatch
+    ) -> tuple[Float[Array, "T H"], KVCache]:
+        with jax.named_scope("attention"):
+            attended, cache = self.attention(self.input_norm(x), angles, batch, cache)
+        with jax.named_scope("mlp"):
+            x = x + attended
+            return x + self.mlp(self.post_attention_norm(x)), cache
+
+
+class DenseDecoder(TokenEnds):
+    """A `Target`: embedding, layers, final norm, head."""
+
+    def __init__(self, config: DecoderConfig, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs | None = None) -> None:
+        rngs = rngs or nnx.Rngs(0)
+        super().__init__(config.vocab_size, config.hidden_size, tied=config.tie_word_embeddings, dtype=dtype, rngs=rngs)
+        self.config = config
+        self.layers = nnx.List(
+            DecoderLayer(config, layer, self.make_mlp(config, layer, rngs), dtype=dtype, rngs=rngs)
+            for layer in range(config.num_hidden_layers)
+        )
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def make_mlp(self, config: DecoderConfig, layer: int, rngs: nnx.Rngs) -> nnx.Module:
+        """The feed-forward part of `layer`; families whose layers differ override it."""
+        return GatedMLP(config.hidden_size, config.intermediate_size, bias=config.mlp_bias, dtype=self.dtype, rngs=rngs)
+
+    def kv_params(self, page_size: int) -> KVParams:
+        """Geometry of the cache that `forward` writes."""
+        config = self.config
+        return KVParams(
+            num_layers=config.num_hidden_layers,
+            num_key_value_heads=config.num_key_value_heads,
+            head_dim=config.head_dim,
+            page_size=page_size,
+            dtype=self.dtype,
+        )
+
+    def forward(
+        self, batch: RaggedBatch, cache: KVCache, taps: tuple[int, ...] = ()
+    ) -> tuple[Float[Array, "T H"], Float[Array, "T mH"], KVCache]:
+        """Final-normed hidden states, the residual stream after each of `taps` layers (0 = embedding output) side by
+        side, and the cache with the batch written.
+        """
+        angles = rotary_angles(batch.positions, self.config.rope)
+        calls = [functools.partial(layer, angles=angles, batch=batch) for layer in self.layers]
+        x, tapped, cache = run_layers(calls, self.embed_tokens(batch.tokens), cache, taps)
+        return self.norm(x), tapped, cache
+
+    def compute_logits(self, hidden: Float[Array, "*axes H"]) -> Float[Array, "*axes V"]:
+        """Logits of final-normed hidden states, float32."""
+        return self.lm_head(hidden)

@@ -1,0 +1,94 @@
+"""The weight table of a decoder in the Hugging Face layout (`model.layers.0.self_attn.q_proj.weight`, Linear `[out,
+in]`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from dspark_jax.architectures.decoder.dense import DecoderConfig
+from dspark_jax.speculators_common.formats.weight_adapters import (
+    Recipe,
+    copied,
+    joined_biases,
+    stacked_columns,
+    transposed,
+)
+
+RecipeTable = dict[str, Recipe]
+
+
+def dense_mlp_recipes(config: DecoderConfig, layer: int, prefix: str) -> RecipeTable:
+    """The feed-forward part of every layer of a dense decoder, relative to the layer."""
+    return gated_mlp_recipes(f"{prefix}.mlp", config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
+
+
+def decoder_recipes(
+    config: DecoderConfig,
+    names: Collection[str],
+    mlp: Callable[[DecoderConfig, int, str], RecipeTable] = dense_mlp_recipes,
+) -> RecipeTable:
+    """One recipe per parameter; `mlp(config, layer, prefix)` gives those of a layer's feed-forward part."""
+    recipes = token_recipes(config.vocab_size, config.hidden_size, tied=config.tie_word_embeddings)
+    recipes["norm.weight"] = copied("model.norm.weight", (config.hidden_size,))
+    for layer in range(config.num_hidden_layers):
+        prefix = f"model.layers.{layer}"
+        table = {
+            "input_norm.weight": copied(f"{prefix}.input_layernorm.weight", (config.hidden_size,)),
+            "post_attention_norm.weight": copied(f"{prefix}.post_attention_layernorm.weight", (config.hidden_size,)),
+            **attention_recipes(config, prefix),
+            **mlp(config, layer, prefix),
+        }
+        recipes |= {f"layers.{layer}.{path}": recipe for path, recipe in table.items()}
+    return recipes
+
+
+def token_recipes(
+    vocab_size: int, hidden_size: int, *, tied: bool, prefix: str = "model.", head: str = "lm_head.weight"
+) -> RecipeTable:
+    """Embedding and head. A tied head is made from the embedding; an untied one has the tensor `head`."""
+    shape = (vocab_size, hidden_size)
+    embedding = f"{prefix}embed_tokens.weight"
+    return {"table.rows": copied(embedding, shape), "head.kernel": transposed(embedding if tied else head, shape)}
+
+
+def attention_recipes(config: DecoderConfig, prefix: str) -> RecipeTable:
+    """The attention of one layer, relative to the layer."""
+    hidden, attention = config.hidden_size, f"{prefix}.self_attn"
+    rows = {"q": config.num_attention_heads * config.head_dim, "k": config.num_key_value_heads * config.head_dim}
+    rows["v"] = rows["k"]
+    recipes = {
+        "attention.qkv.kernel": stacked_columns({f"{attention}.{x}_proj.weight": (rows[x], hidden) for x in "qkv"}),
+        "attention.output.kernel": transposed(f"{attention}.o_proj.weight", (hidden, rows["q"])),
+    }
+    if config.use_qk_norm:
+        recipes["attention.query_norm.weight"] = copied(f"{attention}.q_norm.weight", (config.head_dim,))
+        recipes["attention.key_norm.weight"] = copied(f"{attention}.k_norm.weight", (config.head_dim,))
+    if config.attention_bias:
+        recipes["attention.qkv.bias"] = joined_biases({f"{attention}.{x}_proj.bias": (rows[x],) for x in "qkv"})
+    if config.output_bias:
+        recipes["attention.output.bias"] = copied(f"{attention}.o_proj.bias", (hidden,))
+    return recipes
+
+
+def gated_mlp_recipes(mlp: str, hidden: int, width: int, *, bias: bool = False) -> RecipeTable:
+    """A `GatedMLP` called `mlp` in the module, from the Linears below the name `mlp` in the file."""
+    recipes = {
+        "mlp.gate_up.kernel": stacked_columns({f"{mlp}.{x}_proj.weight": (width, hidden) for x in ("gate", "up")}),
+        "mlp.down.kernel": transposed(f"{mlp}.down_proj.weight", (hidden, width)),
+    }
+    if bias:
+        recipes["mlp.gate_up.bias"] = joined_biases({f"{mlp}.{x}_proj.bias": (width,) for x in ("gate", "up")})
+        recipes["mlp.down.bias"] = copied(f"{mlp}.down_proj.bias", (hidden,))
+    return recipes
+
+
+def ignored_tensors(config: DecoderConfig) -> tuple[str, ...]:
+    """Names that may be present without use: the copy of a tied head, and frequency buffers of old exports (both follow
+    from the config).
+    """
+    copies = ("lm_head.weight",) if config.tie_word_embeddings else ()
+    return (
+        *copies,
+        *(f"model.layers.{layer}.self_attn.rotary_emb.inv_freq" for layer in range(config.num_hidden_layers)),
+    )

@@ -1,0 +1,45 @@
+"""Who sees whom, as boolean masks; the only place that decides visibility, for decoding and for training.
+
+Positions are absolute. The rules of a draft block are those of `LayerMask`; `window_origin` says whether a window is
+counted from the anchor (as the speculators library trains) or from each query slot (as kernels with a built-in window
+do).
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int32
+
+from dspark_jax.speculators_common.formats.draft_config import LayerMask, WindowOrigin
+
+
+def causal_mask(query_positions: Int32[Array, "B L"], num_keys: int, window: int | None) -> Bool[Array, "B L S"]:
+    """Target attention: a query at position p sees the keys at `p - window < s <= p`."""
+    key = jnp.arange(num_keys, dtype=jnp.int32)[None, None, :]
+    query = query_positions[:, :, None]
+    visible = key <= query
+    return visible if window is None else visible & (query - key < window)
+
+
+def context_mask(
+    anchor_positions: Int32[Array, "B"], num_slots: int, num_keys: int, layer: LayerMask, origin: WindowOrigin
+) -> Bool[Array, "B W S"]:
+    """Context rows that each block slot sees: always strictly before the anchor."""
+    key = jnp.arange(num_keys, dtype=jnp.int32)[None, None, :]
+    anchor = anchor_positions[:, None, None]
+    slot = jnp.arange(num_slots, dtype=jnp.int32)[None, :, None]
+    visible = jnp.broadcast_to(key < anchor, (anchor_positions.shape[0], num_slots, num_keys))
+    if layer.window is None:
+        return visible
+    oldest = anchor - layer.window if origin == "anchor" else anchor + slot - layer.window + 1
+    return visible & (key >= oldest)
+
+
+def block_mask(num_slots: int, layer: LayerMask, origin: WindowOrigin) -> Bool[Array, "W W"]:
+    """Block slots (columns) that each block slot (rows) sees."""
+    query = jnp.arange(num_slots, dtype=jnp.int32)[:, None]
+    key = jnp.arange(num_slots, dtype=jnp.int32)[None, :]
+    visible = key <= query if layer.causal else jnp.ones((num_slots, num_slots), bool)
+    if layer.window is None or origin == "anchor":
+        return visible
+    return visible & (jnp.abs(query - key) < layer.window)

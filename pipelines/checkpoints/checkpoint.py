@@ -1,0 +1,179 @@
+"""Files to tensors: open a Hugging Face directory, a GGUF file or the demo model, without reading any weights yet."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
+
+from dspark_jax.pipelines.checkpoints.checkpoint_data import Checkpoint
+from dspark_jax.pipelines.checkpoints.gguf_checkpoint import find_smollm2, open_gguf
+from dspark_jax.speculators_common.errors import CheckpointError, collected_error, field_error, missing_field
+from dspark_jax.speculators_common.files.json_file import read_json_object
+from dspark_jax.speculators_common.files.safetensors_file import SafetensorsTensor, open_safetensors
+from dspark_jax.speculators_common.formats.compact.format import ARCHITECTURE as COMPACT_ARCHITECTURE
+from dspark_jax.speculators_common.formats.compact.format import DSPARK_JSON, check_label
+from dspark_jax.speculators_common.formats.weight_adapters import without_model_prefix
+
+__all__ = ["DEMO_TARGET", "Checkpoint", "open_checkpoint", "open_target", "with_draft_names"]
+
+DEMO_TARGET = "smollm2"
+_CONFIG = "config.json"
+_GENERATION_CONFIG = "generation_config.json"
+_SINGLE = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+_PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl"})
+_MAX_LISTED_FAULTS = 5
+
+
+def open_target(path_or_name: Path | str) -> Checkpoint:
+    """Open what a user calls a target: the name `smollm2` (the demo model), a .gguf file or a Hugging Face directory.
+
+    A directory that happens to be called like the demo model is reached as `./smollm2`.
+    """
+    if str(path_or_name) == DEMO_TARGET:
+        return open_gguf(find_smollm2())
+    path = Path(path_or_name)
+    return open_gguf(path) if path.suffix == ".gguf" else open_checkpoint(path)
+
+
+def open_checkpoint(path: Path | str) -> Checkpoint:
+    """Open a Hugging Face directory: config.json with model.safetensors, or with shards and their index.
+
+    Tensor names are kept as they are stored, bytes are read on demand. Raises `CheckpointError` for everything that
+    makes the directory unusable; pickled weights are refused and never opened, because loading them can run code.
+    """
+    directory = Path(path)
+    if not directory.is_dir():
+        reason = "is a file, allowed a directory or a .gguf file" if directory.exists() else "no such directory"
+        raise CheckpointError(f"{directory}: {reason}")
+    compact_file, config_file = directory / DSPARK_JSON, directory / _CONFIG
+    has_weights = (directory / _SINGLE).is_file() or (directory / _INDEX).is_file()
+    if compact_file.is_file():
+        return _open_compact(directory, compact_file)
+    if not config_file.is_file() and not has_weights:
+        raise CheckpointError(f"{directory}: found neither {_CONFIG} nor {_SINGLE}{_what_else(directory)}")
+    if not config_file.is_file():
+        raise CheckpointError(f"{directory}: {_CONFIG}: missing beside the weights")
+    config = read_json_object(config_file)
+    generation_file = directory / _GENERATION_CONFIG
+    generation_config = read_json_object(generation_file) if generation_file.is_file() else {}
+    return _checkpoint(directory, config, config_file, _architecture(config, config_file), generation_config)
+
+
+def with_draft_names(checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint of a draft with its tensors under the names of the formats, without the `model.` that some writers
+    put before every name.
+    """
+    return dataclasses.replace(checkpoint, tensors=without_model_prefix(checkpoint.tensors))
+
+
+def _open_compact(directory: Path, compact_file: Path) -> Checkpoint:
+    """A `dspark.json` decides what the directory is; a `config.json` beside it must merely not contradict it."""
+    config, label_file = read_json_object(compact_file), directory / _CONFIG
+    if label_file.is_file():
+        check_label(read_json_object(label_file), label_file, config)
+    return _checkpoint(directory, config, compact_file, COMPACT_ARCHITECTURE, {})
+
+
+def _checkpoint(
+    directory: Path,
+    config: Mapping[str, Any],
+    config_file: Path,
+    architecture: str,
+    generation_config: Mapping[str, Any],
+) -> Checkpoint:
+    tensors = _open_weights(directory)
+    files = sorted({tensor.file for tensor in tensors.values()})
+    return Checkpoint(
+        path=directory,
+        config=config,
+        config_file=str(config_file),
+        generation_config=generation_config,
+        tensors=tensors,
+        tensor_files={name: tensor.file for name, tensor in tensors.items()},
+        architecture=architecture,
+        bytes_on_disk=sum(Path(file).stat().st_size for file in files),
+    )
+
+
+def _architecture(config: Mapping[str, Any], config_file: Path) -> str:
+    allowed = "a list of exactly one architecture name"
+    if "architectures" not in config:
+        raise missing_field(config_file, "architectures", allowed)
+    names = config["architectures"]
+    if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str) or not names[0]:
+        raise field_error(config_file, "architectures", names, allowed)
+    return names[0]
+
+
+def _open_weights(directory: Path) -> dict[str, SafetensorsTensor]:
+    single, index_file = directory / _SINGLE, directory / _INDEX
+    if not index_file.is_file():
+        if not single.is_file():
+            raise CheckpointError(f"{directory}: found no {_SINGLE} and no {_INDEX}{_what_else(directory)}")
+        return open_safetensors(single)
+    weight_map = _weight_map(index_file)
+    if single.is_file() and _SINGLE not in weight_map.values():
+        raise CheckpointError(f"{directory}: found {_SINGLE} and an index of other files, allowed one of the two")
+    return _open_shards(directory, index_file, weight_map)
+
+
+def _weight_map(index_file: Path) -> dict[str, str]:
+    """Tensor name -> shard file, every file name safe to join to the directory."""
+    weight_map = read_json_object(index_file).get("weight_map")
+    if (
+        not isinstance(weight_map, dict)
+        or not weight_map
+        or not all(isinstance(shard, str) for shard in weight_map.values())
+    ):
+        raise CheckpointError(
+            f"{index_file}: weight_map: missing or malformed, allowed an object of tensor names and file names"
+        )
+    for shard in sorted(set(weight_map.values())):
+        # Both spellings of a path are refused everywhere: a checkpoint must not mean something else on another system.
+        paths = PurePosixPath(shard), PureWindowsPath(shard)
+        if not shard or "\0" in shard or any(path.anchor or ".." in path.parts for path in paths):
+            raise field_error(index_file, "weight_map", shard, "a file inside the checkpoint directory")
+    return weight_map
+
+
+def _open_shards(directory: Path, index_file: Path, weight_map: dict[str, str]) -> dict[str, SafetensorsTensor]:
+    shards = sorted(set(weight_map.values()))
+    missing = [f"shard {shard}: missing" for shard in shards if not (directory / shard).is_file()]
+    _raise_faults(index_file, missing)
+    contents = {shard: open_safetensors(directory / shard) for shard in shards}
+    faults = [f"tensor {name}: not in {shard}" for name, shard in weight_map.items() if name not in contents[shard]]
+    faults += [
+        f"tensor {name}: in {shard}, but weight_map says {weight_map.get(name, 'nothing')}"
+        for shard, tensors in contents.items()
+        for name in tensors
+        if weight_map.get(name) != shard
+    ]
+    _raise_faults(index_file, faults)
+    return {name: contents[shard][name] for name, shard in weight_map.items()}
+
+
+def _raise_faults(file: Path, faults: list[str]) -> None:
+    if faults:
+        more = len(faults) - _MAX_LISTED_FAULTS
+        raise collected_error(file, faults[:_MAX_LISTED_FAULTS] + ([f"and {more} more"] if more > 0 else []))
+
+
+def _what_else(directory: Path) -> str:
+    """What a user may have meant instead, as the end of a message."""
+    files = sorted(entry for entry in directory.iterdir() if entry.is_file())
+    pickled = [file.name for file in files if file.suffix in _PICKLE_SUFFIXES]
+    gguf = [file.name for file in files if file.suffix == ".gguf"]
+    other = [file.name for file in files if file.suffix == ".safetensors"]
+    if pickled:
+        return f"; {_listed(pickled)} is refused, because loading a pickle can run code: convert it to safetensors"
+    if gguf:
+        return f"; to use {_listed(gguf)}, name that file instead of the directory"
+    return f"; {_listed(other)} is not a name this format uses" if other else ""
+
+
+def _listed(names: Iterable[str]) -> str:
+    names = list(names)
+    return names[0] if len(names) == 1 else f"{names[0]} (and {len(names) - 1} more)"

@@ -1,0 +1,172 @@
+"""What a checkpoint is, from its config and the headers of its files: no weights are read, nothing is compiled."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import itertools
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dspark_jax.architectures.drafting.tables import tables_of
+from dspark_jax.architectures.nn.attention import reference as attention
+from dspark_jax.architectures.registry import SupportedArchitecture
+from dspark_jax.pipelines.checkpoints.checkpoint import Checkpoint, open_target, with_draft_names
+from dspark_jax.pipelines.checkpoints.load_choices import choice_lines, draft_choices, in_bytes
+from dspark_jax.pipelines.checkpoints.loading import check_against, parse_checkpoint
+from dspark_jax.pipelines.text.tokenizer import open_tokenizer, stop_ids
+from dspark_jax.speculators_common.formats.draft_config import Choice, DraftOverrides, LayerMask
+from dspark_jax.speculators_common.formats.rope.config import RopeConfig
+from dspark_jax.speculators_common.formats.weight_adapters import TensorSource, check_tensors
+
+_ABOUT_THE_FILE = frozenset(
+    {"architecture", "family", "source", "choices", "unknown_fields"}
+)  # config fields that are shown elsewhere
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Description:
+    """One checkpoint whose config was understood and whose tensors are the ones that its config asks for."""
+
+    checkpoint: Checkpoint
+    entry: SupportedArchitecture
+    config: Any
+    num_parameters: int
+    stored_as: Mapping[str, int]  # dtype or quantisation -> number of tensors
+    choices: tuple[Choice, ...]
+
+    @property
+    def unknown_fields(self) -> tuple[str, ...]:
+        """Config fields of no known meaning, without influence."""
+        return tuple(getattr(self.config, "unknown_fields", ()))
+
+    def settings(self) -> dict[str, Any]:
+        """The normalised config, without what says where it came from."""
+        return {
+            field.name: getattr(self.config, field.name)
+            for field in dataclasses.fields(self.config)
+            if field.name not in _ABOUT_THE_FILE
+        }
+
+
+def describe(path: Path | str, *, kind: str | None = None, overrides: DraftOverrides | None = None) -> Description:
+    """Describe the checkpoint at `path`; `kind` is what it must be, `target` or `draft`, if that matters. `overrides`
+    speak for a draft's files.
+
+    Raises `CheckpointError` for everything that would keep it from being loaded, as far as config and headers show it.
+    """
+    checkpoint = open_target(path)
+    entry, config = parse_checkpoint(checkpoint, kind, overrides)
+    if entry.kind == "draft":
+        checkpoint = with_draft_names(checkpoint)
+    recipes = entry.recipes(config, checkpoint.tensors.keys())
+    if entry.kind == "draft":
+        tables = tables_of(config, checkpoint.tensors.keys())
+        if tables.lm_head == "target_rows":  # no target is at hand that could lend the tensor
+            recipes = {
+                parameter: recipe for parameter, recipe in recipes.items() if "lm_head.weight" not in recipe.tensors
+            }
+    check_tensors(recipes, checkpoint.tensors, file=str(checkpoint.path), ignored=tuple(entry.ignored(config)))
+    weights = [tensor for tensor in checkpoint.tensors.values() if "float" in tensor.dtype]
+    return Description(
+        checkpoint=checkpoint,
+        entry=entry,
+        config=config,
+        num_parameters=sum(math.prod(tensor.shape) for tensor in weights),
+        stored_as=collections.Counter(_stored_as(tensor) for tensor in checkpoint.tensors.values()),
+        choices=draft_choices(config, tables) if entry.kind == "draft" else _target_choices(checkpoint, config),
+    )
+
+
+def check_described_pair(target: Description, draft: Description) -> None:
+    """Raise a `PairError` that says why, unless the draft can work with the target."""
+    check_against(draft.config, target.config)
+
+
+def description_lines(description: Description) -> list[str]:
+    """For a reader: what it is, what was decided, and the normalised config, one field a line."""
+    checkpoint, entry = description.checkpoint, description.entry
+    stored = ", ".join(f"{count} {name}" for name, count in description.stored_as.items())
+    facts = {
+        "architecture": checkpoint.architecture,
+        "kind": f"{entry.kind}, family {entry.family}",
+        "parameters": f"{description.num_parameters:,} in {len(checkpoint.tensors)} tensors ({stored})",
+        "on disk": in_bytes(checkpoint.bytes_on_disk),
+        "attention backend": attention.BACKEND,
+        "unknown fields": ", ".join(description.unknown_fields) or "none",
+    }
+    return [
+        str(checkpoint.path),
+        *(f"  {name:<20}{value}" for name, value in facts.items()),
+        *(f"  {line}" for line in choice_lines(description.choices)),
+        "  config",
+        *(f"    {name:<28}{_shown(value)}" for name, value in description.settings().items()),
+    ]
+
+
+def description_json(description: Description) -> dict[str, Any]:
+    """The same for a program."""
+    checkpoint, entry = description.checkpoint, description.entry
+    return {
+        "path": str(checkpoint.path),
+        "architecture": checkpoint.architecture,
+        "kind": entry.kind,
+        "family": entry.family,
+        "num_parameters": description.num_parameters,
+        "num_tensors": len(checkpoint.tensors),
+        "stored_as": dict(description.stored_as),
+        "bytes_on_disk": checkpoint.bytes_on_disk,
+        "choices": [dataclasses.asdict(choice) for choice in description.choices],
+        "attention": attention.BACKEND,
+        "config": {name: _plain(value) for name, value in description.settings().items()},
+        "unknown_fields": list(description.unknown_fields),
+    }
+
+
+def _target_choices(checkpoint: Checkpoint, config: Any) -> tuple[Choice, ...]:
+    tokenizer = open_tokenizer(checkpoint)
+    stops = stop_ids(checkpoint, tokenizer)
+    text = "none: prompts are token ids"
+    if tokenizer is not None:
+        text = f"{tokenizer.vocab_size} tokens, {'with' if tokenizer.chat_template else 'without'} chat template"
+    head = "tied to embed_tokens" if getattr(config, "tie_word_embeddings", False) else "its own"
+    rows = (
+        ("embed_tokens", "its own", ""),
+        ("lm_head", head, ""),
+        ("tokenizer", text, ""),
+        ("stop_ids", ", ".join(map(str, stops)) or "none", "--stop-ids"),
+    )
+    return tuple(Choice(name=name, value=value, reason="", flag=flag) for name, value, flag in rows)
+
+
+def _stored_as(tensor: TensorSource) -> str:
+    quantisation = getattr(tensor, "quantisation", None)
+    return tensor.dtype if quantisation is None else str(quantisation.name)
+
+
+def _shown(value: Any) -> str:
+    """A config value as a reader wants it; equal neighbours are counted."""
+    if isinstance(value, LayerMask):
+        return (
+            f"{'all context' if value.window is None else f'window {value.window}'}, "
+            f"{'causal' if value.causal else 'bidirectional'} in the block"
+        )
+    if isinstance(value, RopeConfig) and value.kind == "default":
+        return f"theta {value.theta}, rotary_dim {value.rotary_dim}, not scaled"
+    if dataclasses.is_dataclass(value):
+        return ", ".join(f"{field.name} {_shown(getattr(value, field.name))}" for field in dataclasses.fields(value))
+    if isinstance(value, tuple):
+        groups = [(item, len(list(group))) for item, group in itertools.groupby(value)]
+        return (
+            ", ".join(_shown(item) if count == 1 else f"{count} x ({_shown(item)})" for item, count in groups) or "none"
+        )
+    return "none" if value is None else json.dumps(value) if isinstance(value, bool) else str(value)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value

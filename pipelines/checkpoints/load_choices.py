@@ -1,0 +1,166 @@
+"""What loading decided, as data: every choice that a checkpoint or a user leaves open, with the flag that
+overrides it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from dspark_jax.architectures.drafting.tables import DraftTables
+from dspark_jax.architectures.nn.attention import reference as attention
+from dspark_jax.pipelines.checkpoints.loading import LoadedDraft, LoadedTarget
+from dspark_jax.pipelines.speculative.request import EngineOptions
+from dspark_jax.speculators_common.errors import RequestError
+from dspark_jax.speculators_common.formats.draft_config import Choice, DraftConfig
+from dspark_jax.speculators_common.formats.draft_fields import LAYOUT_FLAG, ROTARY_FLAG
+
+_TABLE_ORIGINS = {
+    "own": "the draft's own",
+    "target": "the target's",
+    "target_rows": "the target's rows of the draft vocabulary, copied",
+}
+_SHOWN_NAMES = {
+    "num_speculative_tokens": "drafts per round",
+    "sample_from_anchor": "layout",
+    "partial_rotary_factor": "rotary width",
+}
+_WIDEST_VALUE = 80  # longer ones, such as paths, do not move the column of the flags
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class KVPlan:
+    """The caches that an engine will allocate."""
+
+    num_rows: int
+    max_seq_len: int
+    num_bytes: int
+
+    @classmethod
+    def of(cls, target: Any, draft: Any | None, options: EngineOptions) -> KVPlan:
+        """For modules `target` and `draft`, whose parameters may be shapes."""
+        drafts = (options.num_speculative_tokens or draft.config.num_drafts) if draft is not None else 0
+        bytes_per_page = sum(
+            module.kv_params(options.page_size).bytes_per_page() for module in (target, draft) if module is not None
+        )
+        return cls(
+            num_rows=options.batch_size,
+            max_seq_len=options.max_seq_len,
+            num_bytes=options.pool_pages(drafts) * bytes_per_page,
+        )
+
+    def check(self, available: int | None) -> None:
+        """Raise a `RequestError` if the caches alone need more than `available` bytes."""
+        if available is not None and self.num_bytes > available:
+            raise RequestError(
+                f"kv cache: found {in_bytes(self.num_bytes)} (batch_size {self.num_rows}, max_seq_len "
+                f"{self.max_seq_len}), "
+                f"allowed at most the {in_bytes(available)} of this machine"
+            )
+
+
+def load_choices(
+    target: LoadedTarget, draft: LoadedDraft | None, options: EngineOptions, plan: KVPlan
+) -> tuple[Choice, ...]:
+    """Everything decided for this pair, in the order in which a reader wants it."""
+    rows = f"{plan.num_rows} row{'s' if plan.num_rows > 1 else ''} of {plan.max_seq_len} positions"
+    return (
+        _choice("target", _model(target.module, target.config.architecture), str(target.checkpoint.path), "--target"),
+        *(() if draft is None else _draft_choices(draft, options)),
+        _choice("dtype", jnp.dtype(target.module.kv_params(options.page_size).dtype).name, "", "--dtype"),
+        _choice("kv_cache", f"{in_bytes(plan.num_bytes)} for {rows}", "", "--max-seq-len, --batch-size"),
+        _choice("attention", f"{attention.BACKEND} on {jax.default_backend()}"),
+        _choice(
+            "stop_ids",
+            ", ".join(map(str, target.stop_ids)) or "none",
+            "" if target.stop_ids else "the model declares none",
+            "--stop-ids",
+        ),
+    )
+
+
+def draft_choices(config: DraftConfig, tables: DraftTables) -> tuple[Choice, ...]:
+    """What a draft's files decide or leave open."""
+    reasons = {choice.name: choice.reason for choice in config.choices}
+    layout = (
+        f"{'anchor-first' if config.sample_from_anchor else 'fill-in'}, block of {config.block_size} gives "
+        f"{config.num_drafts} drafts"
+    )
+    turning = 2 * config.rope.rotating_pairs if config.rope.kind == "proportional" else config.rope.rotary_dim
+    rotary = f"{turning} of {config.head_dim} elements of a head"
+    known = {"sample_from_anchor": layout, "partial_rotary_factor": rotary}
+    flags = {"sample_from_anchor": LAYOUT_FLAG, "partial_rotary_factor": ROTARY_FLAG}
+    if config.style == "compact":  # the format leaves neither open
+        flags = dict.fromkeys(known, "")
+    return (
+        *(_choice(name, value, reasons.get(name, ""), flags[name]) for name, value in known.items()),
+        *(choice for choice in config.choices if choice.name not in known),
+        _choice("taps", ", ".join(map(str, config.taps))),
+        _choice("vocabulary", f"{config.num_draft_ids} draft ids of {config.vocab_size} target ids"),
+        *(
+            _table_choice(config, name, origin)
+            for name, origin in (("embed_tokens", tables.embed_tokens), ("lm_head", tables.lm_head))
+        ),
+    )
+
+
+def _table_choice(config: DraftConfig, name: str, origin: str) -> Choice:
+    """Older exports of the same format hold the tables that newer ones leave to the target; what counts is what the
+    file has.
+    """
+    reason = "" if origin == "own" else "the file has none" if config.stores_tables else "the format stores none"
+    return _choice(name, _TABLE_ORIGINS[origin], reason)
+
+
+def choice_lines(choices: Sequence[Choice]) -> list[str]:
+    """For a reader, in columns: what was decided, why, and the flag that overrides it."""
+    values = [choice.value + (f" ({choice.reason})" if choice.reason else "") for choice in choices]
+    width = max((len(value) for value in values if len(value) <= _WIDEST_VALUE), default=0)
+    names = [_SHOWN_NAMES.get(choice.name, choice.name).replace("_", " ") for choice in choices]
+    return [
+        f"{name:<20}{value:<{width}}  {choice.flag}".rstrip()
+        for name, value, choice in zip(names, values, choices, strict=True)
+    ]
+
+
+def in_bytes(count: int) -> str:
+    """`7.9 MB`, in powers of ten."""
+    size, units = float(count), ["bytes", "kB", "MB", "GB", "TB"]
+    while size >= 1000 and len(units) > 1:
+        size, units = size / 1000, units[1:]
+    return f"{count} bytes" if units[0] == "bytes" else f"{size:.1f} {units[0]}"
+
+
+def device_memory() -> int | None:
+    """Bytes of the first device, of the machine on CPU; `None` where nobody says."""
+    stats = jax.local_devices()[0].memory_stats()
+    if stats and "bytes_limit" in stats:
+        return int(stats["bytes_limit"])
+    if jax.default_backend() == "cpu" and hasattr(os, "sysconf"):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return None
+
+
+def _draft_choices(draft: LoadedDraft, options: EngineOptions) -> tuple[Choice, ...]:
+    available = draft.config.num_drafts
+    asked = options.num_speculative_tokens or available
+    return (
+        _choice("draft", _model(draft.module, draft.config.architecture), str(draft.checkpoint.path), "--draft"),
+        _choice("num_speculative_tokens", f"{asked} of {available}", "", "--num-speculative-tokens"),
+        *draft_choices(draft.config, draft.tables),
+        *(_choice("unknown field", name, "without influence") for name in draft.config.unknown_fields),
+    )
+
+
+def _model(module: nnx.Module, architecture: str) -> str:
+    return f"{architecture}, {in_bytes(sum(leaf.nbytes for leaf in jax.tree.leaves(nnx.state(module))))} of weights"
+
+
+def _choice(name: str, value: str, reason: str = "", flag: str = "") -> Choice:
+    return Choice(name=name, value=value, reason=reason, flag=flag)

@@ -1,0 +1,293 @@
+"""A target, and a draft for it: files -> modules, or one error that says why not."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flax import nnx
+from jax.typing import DTypeLike
+
+from dspark_jax.architectures.decoder.recurrent_state import refuse_recurrent_state
+from dspark_jax.architectures.drafting.tables import DraftTables, tables_of
+from dspark_jax.architectures.module_loading import fill_module
+from dspark_jax.architectures.registry import SupportedArchitecture, retrieve
+from dspark_jax.pipelines.checkpoints.checkpoint import Checkpoint, open_checkpoint, open_target, with_draft_names
+from dspark_jax.pipelines.text.tokenizer import Tokenizer, open_tokenizer, stop_ids
+from dspark_jax.speculators_common.errors import CheckpointError, PairError
+from dspark_jax.speculators_common.formats.draft_config import DraftConfig, DraftOverrides
+from dspark_jax.speculators_common.formats.pair_checks import check_pair
+from dspark_jax.speculators_common.formats.weight_adapters import TensorSource, check_tensors
+from dspark_jax.speculators_common.heads.vocab_map import target_id_table
+
+_WEIGHT_SUFFIXES = frozenset({".safetensors", ".pt", ".pth", ".bin", ".npy", ".npz"})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PreparedTarget:
+    """A target of which everything is known but the weights: its files were checked as far as configs, headers and the
+    tokenizer tell.
+
+    `abstract` is its module with shapes in the place of arrays. `tokenizer` is `None` for checkpoints that bring none:
+    such models take and give ids.
+    """
+
+    abstract: Any
+    entry: SupportedArchitecture
+    config: Any
+    checkpoint: Checkpoint
+    tokenizer: Tokenizer | None
+    stop_ids: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PreparedDraft:
+    """The same of a draft, checked against its target. `tensors` are those that its module is filled from, borrowed
+    ones included.
+    """
+
+    abstract: Any
+    entry: SupportedArchitecture
+    config: DraftConfig
+    tables: DraftTables
+    checkpoint: Checkpoint
+    tensors: Mapping[str, TensorSource]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LoadedTarget:
+    """A target ready to run."""
+
+    module: Any
+    config: Any
+    checkpoint: Checkpoint
+    tokenizer: Tokenizer | None
+    stop_ids: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LoadedDraft:
+    """A draft ready to run with the target it was loaded for."""
+
+    module: Any
+    config: DraftConfig
+    tables: DraftTables
+    checkpoint: Checkpoint
+
+
+AnyTarget = PreparedTarget | LoadedTarget
+AnyDraft = PreparedDraft | LoadedDraft
+
+
+def parse_checkpoint(
+    checkpoint: Checkpoint, kind: str | None, overrides: DraftOverrides | None = None
+) -> tuple[SupportedArchitecture, Any]:
+    """Registry entry and parsed config; `kind` is what the checkpoint must be, `target` or `draft`, if that matters.
+    `overrides` are for drafts.
+    """
+    try:
+        entry = retrieve(checkpoint.architecture)
+    except CheckpointError as error:
+        if kind != "draft":
+            refuse_recurrent_state(checkpoint.config, checkpoint.config_file)
+        raise CheckpointError(f"{checkpoint.config_file}: architectures: {error}") from None
+    if kind not in (None, entry.kind):
+        raise CheckpointError(
+            f"{checkpoint.config_file}: architectures: found {checkpoint.architecture!r}, a {entry.kind}, allowed a "
+            f"{kind}"
+        )
+    if entry.kind == "target":
+        refuse_recurrent_state(checkpoint.config, checkpoint.config_file)
+        overrides = None
+    return entry, entry.parse_config(checkpoint.config, checkpoint.config_file, overrides)
+
+
+def prepare_target(path: Path | str, dtype: DTypeLike) -> PreparedTarget:
+    """The target at `path` (directory, .gguf file or `smollm2`) for arrays in `dtype`; no weights are read."""
+    checkpoint = open_target(path)
+    entry, config = parse_checkpoint(checkpoint, "target")
+    check_tensors(
+        entry.recipes(config, checkpoint.tensors.keys()),
+        checkpoint.tensors,
+        file=str(checkpoint.path),
+        ignored=entry.ignored(config),
+    )
+    tokenizer = open_tokenizer(checkpoint)
+    return PreparedTarget(
+        abstract=nnx.eval_shape(lambda: entry.build(config, dtype=dtype)),
+        entry=entry,
+        config=config,
+        checkpoint=checkpoint,
+        tokenizer=tokenizer,
+        stop_ids=stop_ids(checkpoint, tokenizer),
+    )
+
+
+def prepare_draft(
+    path: Path | str, target: AnyTarget, dtype: DTypeLike, overrides: DraftOverrides | None = None
+) -> PreparedDraft:
+    """The draft in directory `path`, checked against `target`; of its tensors a vocabulary map alone is read, where it
+    picks target rows.
+    """
+    checkpoint = with_draft_names(open_checkpoint(path))
+    entry, config = parse_checkpoint(checkpoint, "draft", overrides)
+    check_against(config, target.config)
+    refuse_side_files(checkpoint)
+    config = config.for_target(target.config.num_hidden_layers)
+    tables = tables_of(config, checkpoint.tensors.keys())
+    check_borrowed(config, tables, target.config)
+    tensors = with_target_rows(checkpoint.tensors, config, tables, target.checkpoint)
+    return planned_draft(checkpoint, entry, config, tables, tensors, dtype)
+
+
+def planned_draft(
+    checkpoint: Checkpoint,
+    entry: SupportedArchitecture,
+    config: DraftConfig,
+    tables: DraftTables,
+    tensors: Mapping[str, TensorSource],
+    dtype: DTypeLike,
+) -> PreparedDraft:
+    """A parsed draft to be filled with `tensors`: those of the checkpoint and, under the same names, what `tables`
+    takes from elsewhere.
+    """
+    check_tensors(
+        entry.recipes(config, tensors.keys()), tensors, file=str(checkpoint.path), ignored=entry.ignored(config)
+    )
+    abstract = nnx.eval_shape(lambda: entry.build(config, dtype=dtype, tables=tables))
+    return PreparedDraft(
+        abstract=abstract, entry=entry, config=config, tables=tables, checkpoint=checkpoint, tensors=tensors
+    )
+
+
+def read_target(target: PreparedTarget) -> LoadedTarget:
+    """The target with its weights."""
+    module = _filled(target, target.checkpoint.tensors)
+    return LoadedTarget(
+        module=module,
+        config=target.config,
+        checkpoint=target.checkpoint,
+        tokenizer=target.tokenizer,
+        stop_ids=target.stop_ids,
+    )
+
+
+def read_draft(draft: PreparedDraft) -> LoadedDraft:
+    """The draft with its weights."""
+    return LoadedDraft(
+        module=_filled(draft, draft.tensors), config=draft.config, tables=draft.tables, checkpoint=draft.checkpoint
+    )
+
+
+def load_target(path: Path | str, dtype: DTypeLike) -> LoadedTarget:
+    """The target at `path` (directory, .gguf file or `smollm2`), its arrays in `dtype`."""
+    return read_target(prepare_target(path, dtype))
+
+
+def load_draft(
+    path: Path | str, target: AnyTarget, dtype: DTypeLike, overrides: DraftOverrides | None = None
+) -> LoadedDraft:
+    """The draft in directory `path`, checked against `target` before any weight is read."""
+    return read_draft(prepare_draft(path, target, dtype, overrides))
+
+
+def _filled(prepared: PreparedTarget | PreparedDraft, tensors: Mapping[str, TensorSource]) -> Any:
+    entry, config = prepared.entry, prepared.config
+    recipes, ignored = entry.recipes(config, tensors.keys()), tuple(entry.ignored(config))
+    return fill_module(prepared.abstract, recipes, tensors, file=str(prepared.checkpoint.path), ignored=ignored)
+
+
+def check_against(draft: DraftConfig, target_config: Any) -> None:
+    """Raise a `PairError` unless this draft can work with this target."""
+    check_pair(
+        draft,
+        hidden_size=target_config.hidden_size,
+        vocab_size=target_config.vocab_size,
+        num_layers=target_config.num_hidden_layers,
+        target_architecture=target_config.architecture,
+        target_file=target_config.source,
+    )
+
+
+def refuse_side_files(checkpoint: Checkpoint) -> None:
+    """Some exports keep the row of the mask token in a file of its own, which no format of ours reads: without it a
+    draft merely accepts less.
+    """
+    used = set(checkpoint.tensor_files.values())
+    sides = [
+        file
+        for file in sorted(checkpoint.path.glob("*mask*"))
+        if file.suffix in _WEIGHT_SUFFIXES and str(file) not in used
+    ]
+    if sides:
+        raise CheckpointError(
+            f"{sides[0]}: a mask embedding in a file of its own is not supported; allowed {checkpoint.config_file} "
+            "and its weights"
+        )
+
+
+def check_borrowed(draft: DraftConfig, tables: DraftTables, target_config: Any) -> None:
+    """Raise a `PairError` if tables of the target would have to serve a draft of another width."""
+    borrowed = [name for name in ("embed_tokens", "lm_head") if getattr(tables, name) != "own"]
+    if borrowed and draft.table_width != target_config.hidden_size:
+        raise PairError(
+            f"{draft.source}: hidden_size: found {draft.hidden_size}, allowed {target_config.hidden_size}: "
+            f"{' and '.join(borrowed)} would be the target's ({target_config.source})"
+        )
+
+
+def with_target_rows(
+    tensors: Mapping[str, TensorSource], config: DraftConfig, tables: DraftTables, target: Checkpoint
+) -> Mapping[str, TensorSource]:
+    """The draft's tensors, with a pruned head that the file lacks taken from the target: its rows of the draft
+    vocabulary, in draft order.
+    """
+    if tables.lm_head != "target_rows":
+        return tensors
+    stored = {name: tensors[name].read() for name in ("d2t", "t2d") if name in tensors}
+    ids = target_id_table(
+        vocab_size=config.vocab_size,
+        draft_vocab_size=config.draft_vocab_size,
+        file=Path(config.source).parent,
+        **stored,
+    )
+    head = target_table(target, "lm_head.weight", config)
+    return {**tensors, "lm_head.weight": _Rows(head, np.asarray(ids))}
+
+
+def target_table(target: Checkpoint, name: str, draft: DraftConfig) -> TensorSource:
+    """The target's table for the draft's missing tensor `name`; a tied target's embedding is its head too. `PairError`
+    if there is none.
+    """
+    names = ("lm_head.weight", "embed_tokens.weight") if name == "lm_head.weight" else (name,)
+    # Multimodal layouts put a prefix before the name.
+    found = [stored for table in names for stored in target.tensors if f".{stored}".endswith(f".{table}")]
+    if not found:
+        raise PairError(f"{draft.source}: no {name} in the draft, and none to share in {target.path}")
+    return target.tensors[found[0]]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Rows:
+    """Some rows of a tensor, as a tensor."""
+
+    source: TensorSource
+    rows: np.ndarray
+
+    @property
+    def file(self) -> str:
+        return str(getattr(self.source, "file", ""))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self.rows), *self.source.shape[1:])
+
+    @property
+    def dtype(self) -> str:
+        return self.source.dtype
+
+    def read(self) -> np.ndarray:
+        return self.source.read()[self.rows]

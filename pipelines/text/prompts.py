@@ -1,0 +1,83 @@
+"""What a caller calls a prompt -> token ids: text, a conversation, or ids as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dspark_jax.pipelines.text.tokenizer import Tokenizer
+from dspark_jax.speculators_common.errors import RequestError
+
+Message = Mapping[str, str]  # {"role": ..., "content": ...}
+Prompt = str | Sequence[int] | Sequence[Message]
+_ALLOWED = "text, a list of token ids or a list of messages"
+
+
+def as_prompts(prompts: Any) -> list[Any]:
+    """One prompt or several -> several. A list of ids and a list of messages are one prompt each."""
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    items = _items(prompts)
+    if not items:
+        raise RequestError(f"prompts: found none, allowed {_ALLOWED}, or a list of such")
+    return [items] if _is_id(items[0]) or isinstance(items[0], Mapping) else items
+
+
+def encode_prompt(
+    prompt: Any,
+    tokenizer: Tokenizer | None,
+    *,
+    raw: bool = False,
+    system: str | None = None,
+    source: str = "the target",
+) -> list[int]:
+    """Ids of one prompt.
+
+    Text becomes a user message in the model's chat format, after the message `system` if there is one; with `raw`, or
+    for a tokenizer without template, it is encoded as it is. Messages always go through the template, ids through
+    nothing. Raises `RequestError` for an empty prompt, for text without a tokenizer (`source` is the model that lacks
+    it) and for `system` where no template can take it.
+    """
+    if not isinstance(prompt, str):
+        items = _items(prompt)
+        if items and all(_is_id(item) for item in items):
+            _refuse_system(system, "token ids")
+            return [int(item) for item in items]
+        if not items or not all(isinstance(item, Mapping) for item in items):
+            raise RequestError(f"prompt: found {_described(items)}, allowed {_ALLOWED}")
+        _refuse_system(system, "messages")
+        return _tokenizer(tokenizer, source, "messages").chat(items)
+    if not prompt.strip():
+        raise RequestError("prompt: found no text, allowed at least one character that is not blank")
+    tokenizer = _tokenizer(tokenizer, source, "text")
+    if raw or tokenizer.chat_template is None:
+        _refuse_system(system, "text that goes in without a chat template")
+        return tokenizer.encode(prompt)
+    messages = [{"role": "user", "content": prompt}]
+    return tokenizer.chat(messages if system is None else [{"role": "system", "content": system}, *messages])
+
+
+def _items(value: Any) -> list[Any]:
+    if not isinstance(value, Sequence) or isinstance(value, bytes):
+        raise RequestError(f"prompt: found a {type(value).__name__}, allowed {_ALLOWED}")
+    return list(value)
+
+
+def _is_id(item: object) -> bool:
+    return hasattr(item, "__index__") and not isinstance(item, bool)
+
+
+def _described(items: list[Any]) -> str:
+    kinds = sorted({type(item).__name__ for item in items})
+    return f"a list of {' and '.join(kinds)}" if kinds else "an empty list"
+
+
+def _tokenizer(tokenizer: Tokenizer | None, source: str, found: str) -> Tokenizer:
+    if tokenizer is None:
+        raise RequestError(f"prompt: found {found}, allowed token ids: {source} has no tokenizer")
+    return tokenizer
+
+
+def _refuse_system(system: str | None, beside: str) -> None:
+    if system is not None:
+        raise RequestError(f"system: found a system message beside {beside}, allowed beside text in a chat format")

@@ -1,0 +1,99 @@
+"""`DraftConfig` -> `config.json` of a DeepSpec draft with Qwen3 layers, in its flat form; the inverse of
+`from_deepspec`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dspark_jax.speculators_common.formats.draft_config import DraftConfig
+from dspark_jax.speculators_common.formats.draft_fields import FULL
+from dspark_jax.speculators_common.formats.draft_writer import Fault, qwen3_faults, qwen3_network, refuse_inexpressible
+
+# Anchors sampled per training sequence, as in the released configs. Drafting does not use it, but the reference does
+# not start without it.
+_NUM_ANCHORS = 512
+
+
+def to_deepspec(config: DraftConfig, *, dtype: str | None = None) -> dict[str, Any]:
+    """The raw fields; `from_deepspec` gives an equal config back.
+
+    `dtype` is the name of the stored tensors' type, if it is to be stated. Raises one `CheckpointError` for what the
+    format has no words for: other layers than full bidirectional Qwen3 ones, a fill-in block, a draft vocabulary, a
+    target of another width, scaled or capped logits, a partial rotation, and a target of unknown depth.
+    """
+    faults = qwen3_faults(config)
+    refuse_inexpressible(config, "DeepSpec", faults if config.style != "qwen3" else faults + block_faults(config))
+    fields = {
+        "architectures": ["Qwen3DSparkModel"],
+        **qwen3_network(config),
+        "layer_types": [FULL] * config.num_hidden_layers,
+        "sliding_window": None,
+        "use_sliding_window": False,
+        **block_fields(config),
+    }
+    return fields if dtype is None else {**fields, "dtype": dtype}
+
+
+def block_fields(config: DraftConfig) -> dict[str, Any]:
+    """The draft's own values. The reference wants a field of a head that is there, and none of a head that is not."""
+    fields: dict[str, Any] = {
+        "num_target_layers": config.num_target_layers,
+        "target_layer_ids": [int(tap) - 1 for tap in config.taps],
+        "block_size": config.block_size,
+        "mask_token_id": config.mask_token_id,
+        "num_anchors": _NUM_ANCHORS,
+        "markov_rank": config.markov_rank,
+        "enable_confidence_head": config.enable_confidence_head,
+    }
+    if config.markov_rank > 0:
+        fields["markov_head_type"] = config.markov_head_type
+    if config.enable_confidence_head:
+        fields["confidence_head_with_markov"] = config.confidence_head_with_markov
+    return fields
+
+
+def block_faults(config: DraftConfig) -> list[Fault]:
+    """What neither network of the format can say about the block and its place beside the target."""
+    faults: list[Fault] = []
+    if not config.sample_from_anchor:
+        faults.append(("sample_from_anchor", False, "true: drafts of the format are anchor-first"))
+    if config.draft_vocab_size != config.vocab_size:
+        faults.append(
+            (
+                "draft_vocab_size",
+                config.draft_vocab_size,
+                f"{config.vocab_size} (vocab_size): the format has no draft vocabulary",
+            )
+        )
+    if config.target_hidden_size != config.hidden_size:
+        faults.append(
+            (
+                "target_hidden_size",
+                config.target_hidden_size,
+                f"{config.hidden_size} (hidden_size): the format knows one width",
+            )
+        )
+    windows = [layer.window for layer in config.layers]
+    if any(width is not None for width in windows):
+        faults.append(
+            (
+                "layer_types",
+                [FULL if width is None else f"window {width}" for width in windows],
+                f"{FULL} in every layer",
+            )
+        )
+    elif any(layer.causal for layer in config.layers):
+        faults.append(
+            (
+                "causal",
+                [layer.causal for layer in config.layers],
+                "false in every layer: blocks of the format are bidirectional",
+            )
+        )
+    depth = config.num_target_layers
+    if depth is None:
+        faults.append(("num_target_layers", None, "the number of layers of the target (--target tells it)"))
+    elif any(int(tap) >= depth for tap in config.taps):
+        faults.append(("taps", list(config.taps), f"taps below the last of the target's {depth} layers"))
+    return faults

@@ -1,0 +1,308 @@
+"""What the draft formats have in common: reading geometry, taps, heads, rotary width and mask id from raw fields, each
+with its refusals.
+
+The formats differ in where values lie and what may be missing; the rules that the values must satisfy are stated here
+once.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Sequence
+from typing import TypedDict
+
+from dspark_jax.speculators_common.errors import field_error
+from dspark_jax.speculators_common.formats.draft_config import Choice, DraftOverrides, MarkovHeadType
+from dspark_jax.speculators_common.formats.fields import Fields, agreed
+from dspark_jax.speculators_common.formats.rope.config import RopeConfig, RopeKind
+from dspark_jax.speculators_common.formats.rope.fields import USUAL_KINDS, parse_rope, stated_partial_rotary_factor
+from dspark_jax.speculators_common.formats.size_limits import MAX_BLOCK_SIZE, MAX_LAYERS, MAX_SIZE
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+LAYOUT_FLAG = "--sample-from-anchor/--no-sample-from-anchor"
+ROTARY_FLAG = "--partial-rotary-factor"
+MARKOV_HEAD_TYPES: tuple[MarkovHeadType, ...] = ("vanilla", "gated", "rnn")
+
+# Names that libraries write beside the draft's own: they describe training, text generation or the writer, or repeat
+# what is fixed here.
+HARMLESS_FIELDS = frozenset(
+    {
+        "_name_or_path",
+        "accept_tolerance",
+        "add_cross_attention",
+        "attention_dropout",
+        "auto_map",
+        "bos_token_id",
+        "chunk_size_feed_forward",
+        "cross_attention_hidden_size",
+        "eos_token_id",
+        "finetuning_task",
+        "id2label",
+        "initializer_range",
+        "is_decoder",
+        "is_encoder_decoder",
+        "label2id",
+        "max_anchors",
+        "max_window_layers",
+        "model_type",
+        "num_anchors",
+        "output_attentions",
+        "output_hidden_states",
+        "pad_token_id",
+        "problem_type",
+        "proposal_type",
+        "pruned_heads",
+        "return_dict",
+        "sep_token_id",
+        "speculators_version",
+        "tie_encoder_decoder",
+        "tie_word_embeddings",
+        "tokenizer_class",
+        "torchscript",
+        "transformers_version",
+        "use_bfloat16",
+        "use_cache",
+        "use_sliding_window",
+        "verifier_accept_k",
+    }
+)
+
+
+class Geometry(TypedDict):
+    """The `DraftConfig` fields that give the network its sizes."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    attention_bias: bool
+    vocab_size: int
+    target_hidden_size: int
+    max_position_embeddings: int
+
+
+class Heads(TypedDict):
+    """The `DraftConfig` fields of the Markov and confidence heads."""
+
+    markov_rank: int
+    markov_head_type: MarkovHeadType
+    enable_confidence_head: bool
+    confidence_head_with_markov: bool
+
+
+NO_HEADS = Heads(
+    markov_rank=0, markov_head_type="none", enable_confidence_head=False, confidence_head_with_markov=False
+)
+
+
+def read_geometry(
+    top: Fields, nested: Fields, *, kv_heads_name: str = "num_key_value_heads", head_dim_name: str = "head_dim"
+) -> Geometry:
+    """The sizes, from the top level and from `transformer_layer_config`.
+
+    Both must agree where both speak, except on layer count and vocabulary: there the nested values win, because a
+    writer may keep the target's beside them. A format whose files keep the target's head sizes too says which fields
+    are the draft's.
+    """
+    both = top.joined(nested)
+    num_layers, vocab = (
+        next((place for place in (nested, top) if place.has(name)), both)
+        for name in ("num_hidden_layers", "vocab_size")
+    )
+    top.ignore("num_hidden_layers", "vocab_size")
+    heads, kv_heads = (
+        both.integer(name, minimum=1, maximum=MAX_SIZE) for name in ("num_attention_heads", kv_heads_name)
+    )
+    if heads % kv_heads:
+        raise both.error(kv_heads_name, kv_heads, f"a divisor of num_attention_heads {heads}")
+    hidden_size = both.integer("hidden_size", minimum=1, maximum=MAX_SIZE)
+    return Geometry(
+        hidden_size=hidden_size,
+        intermediate_size=both.integer("intermediate_size", minimum=1, maximum=MAX_SIZE),
+        num_hidden_layers=num_layers.integer("num_hidden_layers", minimum=1, maximum=MAX_LAYERS),
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=both.integer(head_dim_name, minimum=1, maximum=MAX_SIZE),
+        rms_norm_eps=both.number("rms_norm_eps", above=0, maximum=1),
+        attention_bias=both.boolean("attention_bias", default=False),
+        vocab_size=vocab.integer("vocab_size", minimum=1),
+        target_hidden_size=top.integer("target_hidden_size", minimum=1, maximum=MAX_SIZE, default=hidden_size),
+        max_position_embeddings=both.integer("max_position_embeddings", minimum=1),
+    )
+
+
+def read_layer_types(network: Fields, num_layers: int, *, choices: Sequence[str]) -> tuple[str, ...]:
+    """The attention kind of every layer, each one of `choices`; all full if the file does not say."""
+    kinds = network.string_list("layer_types", choices=choices, default=(FULL,) * num_layers)
+    if len(kinds) != num_layers:
+        raise network.error(
+            "layer_types", list(kinds), f"one entry for each of {num_layers} layers (num_hidden_layers)"
+        )
+    return kinds
+
+
+def read_window(network: Fields, kinds: Sequence[str]) -> int | None:
+    """`sliding_window`, mandatory beside a sliding layer; without one a window is a leftover and has no meaning."""
+    network.ignore("sliding_window")
+    if SLIDING not in kinds:
+        return None
+    if not network.has("sliding_window"):
+        raise network.missing("sliding_window", f"an integer >= 1, as layer_types {list(kinds)} has sliding layers")
+    return network.integer("sliding_window", minimum=1)
+
+
+def read_taps(
+    fields: Fields, name: str, *, shift: int, num_target_layers: int | None, convention: str
+) -> tuple[int, ...]:
+    """The list `name` as taps, counted as the residual stream after j target layers; `shift` is added to every id of
+    the file.
+
+    Without `num_target_layers` the upper end is left to the pair check. The output of the target's last layer is
+    refused: the formats do not say whether they mean it before or after the final norm.
+    """
+    ids = fields.int_list(name)
+    taps = tuple(x + shift for x in ids)
+    unordered = any(later <= earlier for earlier, later in itertools.pairwise(taps))
+    beyond = any(tap >= (num_target_layers or MAX_LAYERS) for tap in taps)
+    if not taps or unordered or taps[0] < 0 or beyond:
+        end = (
+            "below the target's last layer"
+            if num_target_layers is None
+            else f"{num_target_layers - 1 - shift} for a target of {num_target_layers} layers (num_target_layers)"
+        )
+        raise fields.error(
+            name, list(ids), f"a non-empty, strictly increasing list of ids from {-shift} to {end}, {convention}"
+        )
+    return taps
+
+
+def read_mask_token(fields: Fields, vocab_size: int) -> int:
+    """`mask_token_id`: mandatory, an id of the target vocabulary, never guessed from pad or eos."""
+    allowed = f"0 <= id < {vocab_size} (vocab_size)"
+    if not fields.has("mask_token_id"):
+        raise fields.missing("mask_token_id", allowed)
+    mask_token_id = fields.integer("mask_token_id")
+    if not 0 <= mask_token_id < vocab_size:
+        raise fields.error("mask_token_id", mask_token_id, allowed)
+    return mask_token_id
+
+
+def read_heads(fields: Fields, *, rank: int, head_type: str, enabled: bool, with_markov: bool) -> Heads:
+    """The heads in one normal form: rank 0 has the head type `none`, a disabled confidence head wants no
+    Markov input.
+    """
+    if rank < 0:
+        raise fields.error("markov_rank", rank, f"an integer >= 0 (markov_head_type is {head_type!r})")
+    if rank > MAX_SIZE:
+        raise fields.error("markov_rank", rank, f"an integer <= {MAX_SIZE}")
+    known = next((name for name in MARKOV_HEAD_TYPES if name == head_type.lower()), None)
+    if known is None:
+        raise fields.error("markov_head_type", head_type, f"{', '.join(MARKOV_HEAD_TYPES)} (markov_rank is {rank})")
+    if rank == 0 and enabled and with_markov:
+        raise fields.error(
+            "confidence_head_with_markov",
+            True,
+            "false when markov_rank is 0: there is no Markov embedding to feed the confidence head",
+        )
+    return Heads(
+        markov_rank=rank,
+        markov_head_type=known if rank else "none",
+        enable_confidence_head=enabled,
+        confidence_head_with_markov=enabled and with_markov,
+    )
+
+
+def read_rope(
+    fields: Fields,
+    *,
+    head_dim: int,
+    layer_types: Sequence[str],
+    overrides: DraftOverrides | None,
+    head_dim_name: str = "head_dim",
+    kinds: Collection[RopeKind] = USUAL_KINDS,
+    is_drafts_share: bool = False,
+) -> tuple[RopeConfig, tuple[Choice, ...]]:
+    """The draft's rotary settings, of one of `kinds`. Every departure from the file is recorded.
+
+    A `partial_rotary_factor` in a draft's file is a leftover of the target's config, unless `is_drafts_share` says that
+    the format states the share the draft was trained with: the other libraries that train drafts rotate the whole head.
+    """
+    stated = stated_partial_rotary_factor(fields, layer_types)
+    factor = stated if is_drafts_share else 1.0
+    choices: tuple[Choice, ...] = ()
+    override = None if overrides is None else overrides.partial_rotary_factor
+    if override is not None:
+        if not 0 < override <= 1:
+            raise field_error(fields.file, ROTARY_FLAG, override, "a number > 0 and <= 1")
+        reason = f"stated by the user; the file says {'nothing' if stated is None else stated}"
+        factor, choices = (
+            override,
+            (Choice(name="partial_rotary_factor", value=str(override), reason=reason, flag=ROTARY_FLAG),),
+        )
+    elif stated not in (None, factor):
+        reason = f"the file says {stated}, as copied from a target; drafts are trained with the whole head rotated"
+        choices = (Choice(name="partial_rotary_factor", value="1.0", reason=reason, flag=ROTARY_FLAG),)
+    rope = parse_rope(
+        fields,
+        head_dim=head_dim,
+        head_dim_name=head_dim_name,
+        partial_rotary_factor=factor,
+        layer_types=layer_types,
+        kinds=kinds,
+    )
+    return rope, choices
+
+
+def read_fixed_layout(
+    block: Fields, block_size: int, overrides: DraftOverrides | None, *, anchor_first: bool
+) -> tuple[bool, tuple[Choice, ...]]:
+    """The layout of a format that has only one; only the user can say otherwise."""
+    kind = "anchor-first" if anchor_first else "fill-in"
+    if block.boolean("sample_from_anchor", default=anchor_first) is not anchor_first:
+        raise block.error(
+            "sample_from_anchor", not anchor_first, f"{str(anchor_first).lower()}: drafts of this format are {kind}"
+        )
+    override = None if overrides is None else overrides.sample_from_anchor
+    chosen = anchor_first if override is None else override
+    check_block_size(block, block_size, chosen)
+    if override is None:
+        return chosen, ()
+    reason = f"stated by the user; the format is {kind}"
+    return chosen, (Choice(name="sample_from_anchor", value=str(chosen).lower(), reason=reason, flag=LAYOUT_FLAG),)
+
+
+def check_block_size(fields: Fields, block_size: int, sample_from_anchor: bool) -> None:
+    """A fill-in block proposes nothing in slot 0 and so needs a second slot; every slot is unrolled when a program is
+    traced.
+    """
+    if block_size > MAX_BLOCK_SIZE:
+        raise fields.error("block_size", block_size, f"an integer <= {MAX_BLOCK_SIZE}")
+    if block_size < 2 and not sample_from_anchor:
+        raise fields.error(
+            "block_size",
+            block_size,
+            "an integer >= 2 for the fill-in layout (sample_from_anchor false), whose slot 0 proposes nothing",
+        )
+
+
+def refuse_unsupported(fields: Fields, *, supported: str = "silu") -> None:
+    """Settings of other networks: another activation than the `supported` one, quantised weights; and two dtype names
+    that disagree.
+    """
+    names = ("hidden_act", "hidden_activation")
+    activation = next((name for name in names if fields.has(name)), None)
+    fields.ignore(*names)
+    if activation is not None and fields.string(activation) != supported:
+        raise fields.error(activation, fields.string(activation), supported)
+    for name in ("quantization", "quantization_config"):
+        if fields.has(name):
+            raise fields.error(
+                name, dict(fields.section(name).raw), "no such field: quantised drafts are not supported"
+            )
+    dtypes = [(fields.label(name), fields.string(name)) for name in ("dtype", "torch_dtype") if fields.has(name)]
+    fields.ignore("dtype", "torch_dtype")
+    if dtypes:
+        agreed(fields.file, dtypes)

@@ -1,0 +1,76 @@
+"""What the writers of draft formats have in common: which drafts a network of Qwen3 layers can describe, its sizes, and
+the one refusal.
+
+A writer turns a `DraftConfig` into the raw fields of a format, and its reader gives the equal config back. What a
+format has no words for is collected and refused in one error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dspark_jax.speculators_common.errors import CheckpointError
+from dspark_jax.speculators_common.formats.draft_config import DraftConfig
+from dspark_jax.speculators_common.formats.rope.writer import rope_parameters
+
+# One thing that a format has no words for: the field, the value found, what the format allows.
+Fault = tuple[str, object, str]
+
+
+def refuse_inexpressible(config: DraftConfig, format_title: str, faults: Sequence[Fault]) -> None:
+    """Raise one `CheckpointError` that names the format and every fault, if there are any."""
+    if not faults:
+        return
+    listed = "; ".join(f"{field}: found {found!r}, allowed {allowed}" for field, found, allowed in faults)
+    raise CheckpointError(
+        f"{config.source or 'draft config'}: cannot be written in the {format_title} format: {listed}"
+    )
+
+
+def qwen3_faults(config: DraftConfig) -> list[Fault]:
+    """Why `config` is not a draft of plain Qwen3 layers, as far as no single format decides it."""
+    if config.style != "qwen3":
+        return [
+            (
+                "architectures",
+                config.architecture,
+                f"a draft of Qwen3 layers; this one has layers of the {config.style} style",
+            )
+        ]
+    faults: list[Fault] = []
+    for field, found, plain in (
+        ("input_embedding_scale", config.embedding_scale, 1.0),
+        ("output_multiplier", config.output_multiplier, 1.0),
+        ("final_logit_softcapping", config.final_logit_softcapping, None),
+    ):
+        if found != plain:
+            faults.append((field, found, f"{plain}, as the format has no such field"))
+    if config.rope.kind == "proportional":
+        faults.append(("rope_type", config.rope.kind, "default, linear, llama3 or yarn"))
+    elif config.rope.rotary_dim != config.head_dim:
+        share = config.rope.rotary_dim / config.head_dim
+        faults.append(("partial_rotary_factor", share, "1.0: readers of the format rotate the whole head"))
+    return faults
+
+
+def qwen3_network(config: DraftConfig) -> dict[str, Any]:
+    """The fields that both formats state alike: sizes, activation, rotation. Whatever a reader would fill in by itself
+    is spelled out.
+    """
+    return {
+        "model_type": "qwen3",
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_hidden_layers,
+        "num_attention_heads": config.num_attention_heads,
+        "num_key_value_heads": config.num_key_value_heads,
+        "head_dim": config.head_dim,
+        "vocab_size": config.vocab_size,
+        "hidden_act": "silu",
+        "rms_norm_eps": config.rms_norm_eps,
+        "attention_bias": config.attention_bias,
+        "max_position_embeddings": config.max_position_embeddings,
+        "rope_parameters": rope_parameters(config.rope, config.head_dim),
+        "tie_word_embeddings": False,
+    }

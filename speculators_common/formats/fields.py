@@ -1,0 +1,262 @@
+"""Typed reading of raw JSON config mappings: every wrong or missing value is one error that names the file and the
+dotted field.
+
+Raw JSON is read as it is, never through a config class that fills in defaults of its own. A `Fields` remembers what was
+read, so that names nobody asked for can be listed afterwards. One value may be stated at several places (`joined`); the
+places must then agree.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from dspark_jax.speculators_common.errors import CheckpointError, field_error, missing_field, shown
+from dspark_jax.speculators_common.formats.size_limits import FLOAT32_MAX, FLOAT32_TINY, INT32_MAX
+
+T = TypeVar("T")
+
+
+class Required(enum.Enum):
+    """The default of a field that has none."""
+
+    TOKEN = 0
+
+
+REQUIRED: Literal[Required.TOKEN] = Required.TOKEN
+
+
+def agreed(file: Path | str, stated: Sequence[tuple[str, T]]) -> T:
+    """The value that all `(dotted field path, value)` pairs share; `CheckpointError` naming two places and their values
+    if they differ.
+    """
+    first_path, first = stated[0]
+    for path, value in stated[1:]:
+        if value != first:
+            raise CheckpointError(
+                f"{file}: {first_path}: found {shown(first)}, but {path} is {shown(value)}, allowed the same value at "
+                "both places"
+            )
+    return first
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Fields:
+    """The fields of one JSON object, or of several that describe the same thing.
+
+    `prefix` is the dotted path of the object inside the file. A field that is null counts as not stated. The typed
+    readers return the value, or `default` if the field is not stated; without a default a field is mandatory. Readers
+    raise `CheckpointError`.
+    """
+
+    raw: Mapping[str, Any]
+    file: Path | str
+    prefix: str = ""
+    others: tuple[Fields, ...] = ()
+    seen: set[str] = dataclasses.field(
+        default_factory=set, repr=False
+    )  # paths that were read; with a trailing dot: objects that were entered
+
+    @functools.cached_property
+    def places(self) -> tuple[Fields, ...]:
+        """The single objects that this one reads from, in order."""
+        return (dataclasses.replace(self, others=()), *self.others) if self.others else (self,)
+
+    def joined(self, *others: Fields) -> Fields:
+        """These fields read from further objects too; objects without content are left out."""
+        added = [place for other in others for place in other.places if place.raw]
+        return dataclasses.replace(self, others=(*self.others, *added))
+
+    def section(self, name: str) -> Fields:
+        """The JSON object `name`, from every place that has it; empty if none has."""
+        found = self._section_places(name)
+        return (
+            found[0].joined(*found[1:])
+            if found
+            else dataclasses.replace(self, raw={}, prefix=self._path(name), others=())
+        )
+
+    def sections(self, name: str) -> tuple[Fields, ...]:
+        """The JSON objects in the list `name`, with prefixes `name[0]`, `name[1]`, ...; empty if the list is not
+        stated.
+        """
+        items = self._read(name, _is_list_of(lambda item: isinstance(item, Mapping)), "a list of JSON objects", ())
+        path = self.label(name)
+        return tuple(
+            dataclasses.replace(self, raw=item, prefix=f"{path}[{i}]", others=()) for i, item in enumerate(items)
+        )
+
+    def has(self, name: str) -> bool:
+        """Whether any place states `name`, null excluded."""
+        return any(place.raw.get(name) is not None for place in self.places)
+
+    def label(self, name: str) -> str:
+        """The dotted path of `name` where it is stated; all paths where it could be if it is stated nowhere."""
+        stated = [place._path(name) for place in self.places if place.raw.get(name) is not None]
+        return stated[0] if stated else " or ".join(place._path(name) for place in self.places)
+
+    def error(self, name: str, found: object, allowed: object) -> CheckpointError:
+        """The error for a value of `name` that was read but cannot be used; the caller raises it."""
+        return field_error(self.file, self.label(name), found, allowed)
+
+    def missing(self, name: str, allowed: object) -> CheckpointError:
+        """The error for a mandatory field that is not stated; the caller raises it."""
+        nulls = [place._path(name) for place in self.places if name in place.raw]
+        return (
+            field_error(self.file, nulls[0], None, allowed)
+            if nulls
+            else missing_field(self.file, self.label(name), allowed)
+        )
+
+    def ignore(self, *names: str) -> None:
+        """Count `names` as read: known, and of no influence here."""
+        for place in self.places:
+            place.seen.update(place._path(name) for name in names)
+
+    def unread(self, harmless: Collection[str] = ()) -> tuple[str, ...]:
+        """Dotted paths of the stated fields that nobody read, in file order; `harmless` are names (without prefix) to
+        leave out.
+        """
+        return tuple(
+            path for place in self.places for path in place._unread(place.raw, place.prefix, frozenset(harmless))
+        )
+
+    def integer(
+        self,
+        name: str,
+        *,
+        minimum: int | None = None,
+        maximum: int | None = None,
+        default: T | Literal[Required.TOKEN] = REQUIRED,
+    ) -> int | T:
+        """A JSON integer within the bounds, ends included, and within int32; `true` and `1.0` are none."""
+        allowed = "an integer" + _bounds(minimum=minimum, maximum=maximum)
+        value: int | T = self._read(
+            name, lambda v: _is_integer(v) and _within(v, minimum=minimum, maximum=maximum), allowed, default
+        )
+        if isinstance(value, int) and abs(value) > INT32_MAX:
+            raise self.error(name, value, f"{allowed}, within int32")
+        return value
+
+    def number(
+        self,
+        name: str,
+        *,
+        above: float | None = None,
+        minimum: float | None = None,
+        maximum: float | None = None,
+        default: T | Literal[Required.TOKEN] = REQUIRED,
+    ) -> float | T:
+        """A finite JSON number `> above`, `>= minimum` and `<= maximum`, as a float that float32 can stand for."""
+        allowed = "a finite number" + _bounds(above=above, minimum=minimum, maximum=maximum)
+        value: float | T = self._read(
+            name,
+            lambda v: _is_number(v) and _within(v, above=above, minimum=minimum, maximum=maximum),
+            allowed,
+            default,
+        )
+        if isinstance(value, (int, float)) and value != 0 and not FLOAT32_TINY <= abs(value) <= FLOAT32_MAX:
+            raise self.error(name, value, f"{allowed}, within the range of float32")
+        return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+    def boolean(self, name: str, *, default: T | Literal[Required.TOKEN] = REQUIRED) -> bool | T:
+        """`true` or `false`; 0 and 1 are neither."""
+        value: bool | T = self._read(name, lambda v: isinstance(v, bool), "true or false", default)
+        return value
+
+    def string(
+        self, name: str, *, choices: Collection[str] | None = None, default: T | Literal[Required.TOKEN] = REQUIRED
+    ) -> str | T:
+        """A JSON string, one of `choices` if there are any."""
+        allowed = "a string" if choices is None else ", ".join(choices)
+        value: str | T = self._read(
+            name, lambda v: isinstance(v, str) and (choices is None or v in choices), allowed, default
+        )
+        return value
+
+    def int_list(self, name: str, *, default: T | Literal[Required.TOKEN] = REQUIRED) -> tuple[int, ...] | T:
+        """A JSON list of int32 integers, as a tuple."""
+        value = self._read(name, _is_list_of(_is_integer), "a list of integers", default)
+        if isinstance(value, list) and any(abs(item) > INT32_MAX for item in value):
+            raise self.error(name, value, "a list of integers, within int32")
+        return tuple(value) if isinstance(value, list) else value
+
+    def string_list(
+        self, name: str, *, choices: Collection[str] | None = None, default: T | Literal[Required.TOKEN] = REQUIRED
+    ) -> tuple[str, ...] | T:
+        """A JSON list of strings, each one of `choices` if there are any, as a tuple."""
+        allowed = "a list of strings" if choices is None else f"a list of {', '.join(choices)}"
+        value = self._read(
+            name, _is_list_of(lambda v: isinstance(v, str) and (choices is None or v in choices)), allowed, default
+        )
+        return tuple(value) if isinstance(value, list) else value
+
+    def _read(self, name: str, fits: Callable[[Any], bool], allowed: str, default: object) -> Any:
+        self.ignore(name)
+        stated = [(place._path(name), place.raw[name]) for place in self.places if place.raw.get(name) is not None]
+        if not stated and default is REQUIRED:
+            raise self.missing(name, allowed)
+        for path, value in stated:
+            if not fits(value):
+                raise field_error(self.file, path, value, allowed)
+        return agreed(self.file, stated) if stated else default
+
+    def _section_places(self, name: str) -> list[Fields]:
+        places = []
+        for place in self.places:
+            value, path = place.raw.get(name), place._path(name)
+            if value is not None and not isinstance(value, Mapping):
+                raise field_error(self.file, path, value, "a JSON object")
+            if value is not None:
+                place.seen.add(path + ".")
+                places.append(dataclasses.replace(place, raw=value, prefix=path))
+        return places
+
+    def _path(self, name: str) -> str:
+        return f"{self.prefix}.{name}" if self.prefix else name
+
+    def _unread(self, raw: Mapping[str, Any], prefix: str, harmless: frozenset[str]) -> Iterator[str]:
+        for name, value in raw.items():
+            path = f"{prefix}.{name}" if prefix else name
+            if path + "." in self.seen and isinstance(value, Mapping):
+                yield from self._unread(value, path, harmless)
+            elif path in self.seen and _is_list_of(lambda item: isinstance(item, Mapping))(value):
+                for i, item in enumerate(value):
+                    yield from self._unread(item, f"{path}[{i}]", harmless)
+            elif value is not None and path not in self.seen and name not in harmless:
+                yield path
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    # The comparison also refuses NaN, infinities and integers that no float can hold.
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+
+
+def _is_list_of(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list) and all(fits(item) for item in value)
+
+
+def _within(
+    value: float, *, above: float | None = None, minimum: float | None = None, maximum: float | None = None
+) -> bool:
+    return (
+        (above is None or value > above)
+        and (minimum is None or value >= minimum)
+        and (maximum is None or value <= maximum)
+    )
+
+
+def _bounds(*, above: float | None = None, minimum: float | None = None, maximum: float | None = None) -> str:
+    stated = [
+        f"{sign} {bound}" for sign, bound in ((">", above), (">=", minimum), ("<=", maximum)) if bound is not None
+    ]
+    return f" {' and '.join(stated)}" if stated else ""

@@ -1,0 +1,203 @@
+"""`config.json` of a speculators draft, DSpark or DFlash -> `DraftConfig`. The JSON is the same from 0.7 on; only the
+set of saved tensors changed.
+
+The network is always Qwen3 style, whatever model type the nested config names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dspark_jax.speculators_common.errors import field_error
+from dspark_jax.speculators_common.formats.detect import draft_family, only_architecture, require_family
+from dspark_jax.speculators_common.formats.draft_config import Choice, DraftConfig, DraftOverrides, LayerMask
+from dspark_jax.speculators_common.formats.draft_fields import (
+    FULL,
+    HARMLESS_FIELDS,
+    LAYOUT_FLAG,
+    NO_HEADS,
+    SLIDING,
+    Heads,
+    check_block_size,
+    read_geometry,
+    read_heads,
+    read_layer_types,
+    read_mask_token,
+    read_rope,
+    read_taps,
+    read_window,
+    refuse_unsupported,
+)
+from dspark_jax.speculators_common.formats.fields import Fields
+
+
+def from_speculators(raw: Mapping[str, Any], file: Path | str, overrides: DraftOverrides | None = None) -> DraftConfig:
+    """The draft that `raw`, the content of `file`, describes.
+
+    The geometry may lie in `transformer_layer_config` or at the top level, the block's values at the top level or in
+    `dspark_config` / `dflash_config`. Raises `CheckpointError` for everything that the format does not allow.
+    """
+    family = draft_family(raw, file)
+    if family != "speculators_dflash":
+        require_family(raw, file, "speculators_dspark")
+    top = Fields(raw, file)
+    nested = top.section("transformer_layer_config")
+    block = top.joined(top.section("dspark_config"), top.section("dflash_config"))
+    network = top.joined(nested)
+    refuse_unsupported(network)
+    geometry = read_geometry(top, nested)
+    library = top.section("speculators_config")
+    _check_algorithm(top, library)
+    block_size = block.integer("block_size", minimum=1, default=8)
+    sample_from_anchor, layout_choices = _layout(
+        block, library, block_size, overrides, by_default=family == "speculators_dspark"
+    )
+    rope, rope_choices = read_rope(
+        network, head_dim=geometry["head_dim"], layer_types=(SLIDING, FULL), overrides=overrides
+    )
+    num_target_layers = top.integer("num_target_layers", minimum=1, default=None)
+    verifier = library.section("verifier")
+    return DraftConfig(
+        **geometry,
+        draft_vocab_size=_draft_vocab_size(top, geometry["vocab_size"]),
+        taps=read_taps(
+            block,
+            "aux_hidden_state_layer_ids",
+            shift=0,
+            num_target_layers=num_target_layers,
+            convention="counted as speculators does (0 = embedding output, x = residual stream after x layers)",
+        ),
+        block_size=block_size,
+        sample_from_anchor=sample_from_anchor,
+        mask_token_id=read_mask_token(block, geometry["vocab_size"]),
+        **_heads(block, is_dspark=family == "speculators_dspark"),
+        layers=_layers(top, network, geometry["num_hidden_layers"]),
+        window_origin="anchor",
+        rope=rope,
+        architecture=only_architecture(top),
+        family=family,
+        source=str(file),
+        num_target_layers=num_target_layers,
+        target_name=verifier.string("name_or_path", default=None),
+        target_architectures=verifier.string_list("architectures", default=()),
+        choices=(*layout_choices, *rope_choices),
+        unknown_fields=top.unread(HARMLESS_FIELDS),
+    )
+
+
+def _check_algorithm(top: Fields, library: Fields) -> None:
+    kind = top.string("speculators_model_type")
+    algorithm = library.string("algorithm", default=kind)
+    if algorithm != kind:
+        raise library.error("algorithm", algorithm, f"{kind}, the speculators_model_type of the file")
+
+
+def _heads(block: Fields, *, is_dspark: bool) -> Heads:
+    """DSpark has heads by default; DFlash is the same network without any."""
+    if is_dspark:
+        return read_heads(
+            block,
+            rank=block.integer("markov_rank", default=256),
+            head_type=block.string("markov_head_type", default="vanilla"),
+            enabled=block.boolean("enable_confidence_head", default=True),
+            with_markov=block.boolean("confidence_head_with_markov", default=True),
+        )
+    rank = block.integer("markov_rank", default=0)
+    if rank != 0:
+        raise block.error("markov_rank", rank, "0 beside speculators_model_type 'dflash': such drafts have no heads")
+    if block.boolean("enable_confidence_head", default=False):
+        raise block.error(
+            "enable_confidence_head", True, "false beside speculators_model_type 'dflash': such drafts have no heads"
+        )
+    block.ignore("markov_head_type", "confidence_head_with_markov")
+    return NO_HEADS
+
+
+def _layout(
+    block: Fields, library: Fields, block_size: int, overrides: DraftOverrides | None, *, by_default: bool
+) -> tuple[bool, tuple[Choice, ...]]:
+    """Whether the block is anchor-first, and the choice made if the file alone does not decide it. `by_default` is what
+    the format means.
+    """
+    stated = block.boolean("sample_from_anchor", default=None)
+    override = None if overrides is None else overrides.sample_from_anchor
+    declared = _declared_drafts(library, block_size)
+    if override is not None:
+        chosen, reason = override, f"stated by the user; the file says {'nothing' if stated is None else _json(stated)}"
+    elif stated is not None:
+        chosen, reason = stated, ""
+    elif declared:
+        chosen = declared[0][1] == block_size
+        reason = f"the file does not say; its speculative_tokens {declared[0][1]} of block_size {block_size} imply it"
+    else:
+        chosen, reason = by_default, "the file does not say; default of the format"
+    check_block_size(block, block_size, chosen)
+    if override is None:
+        _check_declared_drafts(block, declared, block_size, chosen)
+    return chosen, (
+        Choice(name="sample_from_anchor", value=_json(chosen), reason=reason, flag=LAYOUT_FLAG),
+    ) if reason else ()
+
+
+def _declared_drafts(library: Fields, block_size: int) -> list[tuple[str, int]]:
+    """Field path and value of every `speculative_tokens`; each must fit one of the two layouts."""
+    library.ignore("default_proposal_method")
+    methods = library.sections("proposal_methods")
+    declared = [
+        (method.label("speculative_tokens"), method.integer("speculative_tokens", minimum=1))
+        for method in methods
+        if method.has("speculative_tokens")
+    ]
+    for path, value in declared:
+        if value not in (block_size, block_size - 1):
+            allowed = (
+                f"{block_size} (anchor-first layout) or {block_size - 1} (fill-in layout), as block_size "
+                f"{block_size} implies"
+            )
+            raise field_error(library.file, path, value, allowed)
+    return declared
+
+
+def _check_declared_drafts(
+    block: Fields, declared: list[tuple[str, int]], block_size: int, sample_from_anchor: bool
+) -> None:
+    implied = block_size if sample_from_anchor else block_size - 1
+    layout = "anchor-first" if sample_from_anchor else "fill-in"
+    for path, value in declared:
+        if value != implied:
+            allowed = (
+                f"{implied}, as block_size {block_size} and the {layout} layout (sample_from_anchor "
+                f"{_json(sample_from_anchor)}) imply"
+            )
+            raise field_error(block.file, path, value, allowed)
+
+
+def _draft_vocab_size(top: Fields, vocab_size: int) -> int:
+    """Vd. Larger than V is allowed: a head padded beyond the vocabulary, whose map must be the identity."""
+    draft_vocab_size = top.integer("draft_vocab_size", default=32000)
+    if draft_vocab_size < 1:
+        raise top.error("draft_vocab_size", draft_vocab_size, f"an integer >= 1 (vocab_size is {vocab_size})")
+    return draft_vocab_size
+
+
+def _layers(top: Fields, network: Fields, num_layers: int) -> tuple[LayerMask, ...]:
+    """Window and causality per layer: both belong to sliding layers only, unless an explicit `causal` speaks
+    for all.
+    """
+    kinds = read_layer_types(network, num_layers, choices=(FULL, SLIDING))
+    non_causal = top.boolean("sliding_window_non_causal", default=False)
+    causal = top.boolean("causal", default=None)
+    window = read_window(network, kinds)
+    return tuple(
+        LayerMask(
+            window=window if kind == SLIDING else None,
+            causal=(kind == SLIDING and not non_causal) if causal is None else causal,
+        )
+        for kind in kinds
+    )
+
+
+def _json(value: bool) -> str:
+    return str(value).lower()

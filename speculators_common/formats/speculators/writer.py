@@ -1,0 +1,115 @@
+"""`DraftConfig` -> `config.json` of a speculators draft, in the nested form that releases from 0.7 on read; the inverse
+of `from_speculators`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dspark_jax.speculators_common.formats.draft_config import DraftConfig
+from dspark_jax.speculators_common.formats.draft_fields import FULL, SLIDING
+from dspark_jax.speculators_common.formats.draft_writer import Fault, qwen3_faults, qwen3_network, refuse_inexpressible
+
+
+def to_speculators(config: DraftConfig, *, dtype: str | None = None) -> dict[str, Any]:
+    """The raw fields; `from_speculators` gives an equal config back.
+
+    A DFlash draft becomes one of this library, anything else DSpark, rank 0 included. `dtype` is the name of the stored
+    tensors' type, if it is to be stated. Raises one `CheckpointError` for what the format has no words for: other
+    layers than Qwen3's, windows counted from the query, different windows, causality that no switch gives, scaled or
+    capped logits, a partial rotation.
+    """
+    refuse_inexpressible(config, "speculators", _faults(config))
+    has_heads = config.markov_rank > 0 or config.enable_confidence_head
+    is_dflash = config.family in ("speculators_dflash", "zlab_dflash") and not has_heads
+    kind, name = ("dflash", "DFlashDraftModel") if is_dflash else ("dspark", "DSparkDraftModel")
+    fields: dict[str, Any] = {
+        "architectures": [name],
+        "speculators_model_type": kind,
+        "block_size": config.block_size,
+        "sample_from_anchor": config.sample_from_anchor,
+        "aux_hidden_state_layer_ids": list(config.taps),
+        "mask_token_id": config.mask_token_id,
+        "draft_vocab_size": config.draft_vocab_size,
+        "target_hidden_size": None if config.target_hidden_size == config.hidden_size else config.target_hidden_size,
+        "sliding_window_non_causal": any(layer.window is not None and not layer.causal for layer in config.layers),
+    }
+    if _full_layers_are_causal(config):
+        fields["causal"] = True
+    if not is_dflash:
+        fields |= {
+            "markov_rank": config.markov_rank,
+            "markov_head_type": config.markov_head_type if config.markov_rank else "vanilla",
+            "enable_confidence_head": config.enable_confidence_head,
+            "confidence_head_with_markov": config.confidence_head_with_markov,
+        }
+    if config.num_target_layers is not None:
+        # Not a field of the library, which carries what it does not know: the way back to DeepSpec needs it.
+        fields["num_target_layers"] = config.num_target_layers
+    fields |= {
+        "tie_word_embeddings": False,
+        "speculators_config": _library(config, kind),
+        "transformer_layer_config": _network(config),
+    }
+    return fields if dtype is None else {**fields, "dtype": dtype}
+
+
+def _library(config: DraftConfig, kind: str) -> dict[str, Any]:
+    return {
+        "algorithm": kind,
+        "default_proposal_method": "greedy",
+        "proposal_methods": [
+            {
+                "proposal_type": "greedy",
+                "speculative_tokens": config.num_drafts,
+                "verifier_accept_k": 1,
+                "accept_tolerance": 0.0,
+            },
+        ],
+        "verifier": {"name_or_path": config.target_name, "architectures": list(config.target_architectures)},
+    }
+
+
+def _network(config: DraftConfig) -> dict[str, Any]:
+    windows = [layer.window for layer in config.layers]
+    window = max((width for width in windows if width is not None), default=None)
+    return {
+        **qwen3_network(config),
+        "layer_types": [FULL if width is None else SLIDING for width in windows],
+        "sliding_window": window,
+        # Without this, readers of Qwen3 configs drop the window.
+        "use_sliding_window": window is not None,
+    }
+
+
+def _full_layers_are_causal(config: DraftConfig) -> bool:
+    return any(layer.window is None and layer.causal for layer in config.layers)
+
+
+def _faults(config: DraftConfig) -> list[Fault]:
+    faults = qwen3_faults(config)
+    if config.style != "qwen3":
+        return faults
+    windows = sorted({layer.window for layer in config.layers if layer.window is not None})
+    if windows and config.window_origin != "anchor":
+        faults.append(
+            (
+                "sliding_window",
+                windows[0],
+                "a window counted from the anchor; this draft's is counted from each query slot",
+            )
+        )
+    if len(windows) > 1:
+        faults.append(("sliding_window", windows, "one window for all sliding layers"))
+    sliding = {layer.causal for layer in config.layers if layer.window is not None}
+    full = {layer.causal for layer in config.layers if layer.window is None}
+    if len(sliding) > 1 or len(full) > 1 or (full == {True} and sliding == {False}):
+        causal = [layer.causal for layer in config.layers]
+        faults.append(
+            (
+                "causal",
+                causal,
+                "the same for all sliding layers and for all full ones, and causal full layers only if all are causal",
+            )
+        )
+    return faults

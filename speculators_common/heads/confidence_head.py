@@ -1,0 +1,50 @@
+"""The confidence head: how likely a slot is accepted, given that all earlier slots of the block were."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int32
+
+from dspark_jax.speculators_common.formats.draft_config import DraftConfig
+
+
+class ConfidenceHead(nnx.Module):
+    """`z = w [h; W1[prev]] + b`, or `w h + b` without the Markov input; float32. `sigmoid(z)` is the conditional
+    acceptance of the slot.
+
+    `h` is the final-normed hidden state; the Markov input is the plain W1 row for every head type. A checkpoint without
+    bias loads with `b = 0`.
+    """
+
+    def __init__(self, config: DraftConfig, *, rngs: nnx.Rngs) -> None:
+        width = config.hidden_size + (config.markov_rank if config.confidence_head_with_markov else 0)
+        self.kernel = nnx.Param(0.02 * jax.random.normal(rngs.params(), (width,), jnp.float32))
+        self.bias = nnx.Param(jnp.zeros((1,), jnp.float32))
+
+    def __call__(self, hidden: Float[Array, "B D d"], embedded: Float[Array, "B D r"] | None) -> Float[Array, "B D"]:
+        features = hidden.astype(jnp.float32)
+        if embedded is not None:
+            features = jnp.concatenate([features, embedded.astype(jnp.float32)], axis=-1)
+        return features @ self.kernel[...] + self.bias[...][0]
+
+
+def confident_length(logits: Float[Array, "B D"], threshold: Float[Array, "B"]) -> Int32[Array, "B"]:
+    """Drafts to verify per row: the first slot whose confidence is below `threshold` ends the proposal (strict, per
+    slot; 0 is possible).
+
+    A threshold of 0 or less keeps all D.
+    """
+    return _length(logits, jnp.broadcast_to(threshold[:, None], logits.shape))
+
+
+def confident_length_after_first(logits: Float[Array, "B D"], thresholds: Float[Array, "B D"]) -> Int32[Array, "B"]:
+    """The same with a threshold of its own for every slot, and slot 0 never cut: a proposal has at least one draft."""
+    return _length(logits, thresholds.at[:, 0].set(0))
+
+
+def _length(logits: Float[Array, "B D"], thresholds: Float[Array, "B D"]) -> Int32[Array, "B"]:
+    unsure = (jax.nn.sigmoid(logits) < thresholds) & (thresholds > 0)
+    sure = jnp.cumprod(jnp.where(unsure, 0, 1), axis=-1)
+    return jnp.sum(sure, axis=-1, dtype=jnp.int32)

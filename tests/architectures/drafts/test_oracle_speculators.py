@@ -1,0 +1,218 @@
+"""speculators-format drafts against recorded outputs of the library: every anchor of two batches, teacher-forced, and
+greedy blocks.
+
+The library runs a packed sequence under one mask. Here every anchor is a row of its own, whose cache holds the rows of
+its document before it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any, Literal
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from dspark_jax.architectures.nn.attention.kv_cache import KVCache, KVPages
+from dspark_jax.architectures.nn.attention.ragged_batch import PADDING_POSITION, RaggedBatch
+from dspark_jax.pipelines.checkpoints.checkpoint import open_checkpoint
+from dspark_jax.pipelines.checkpoints.loading import (
+    LoadedDraft,
+    LoadedTarget,
+    load_draft,
+    load_target,
+    parse_checkpoint,
+)
+from tests.support.tiny_checkpoints import TinyCheckpoint
+
+# Where embedding and head come from, by folder: the older layout stores both, the newer one a pruned head at most.
+TABLES = {
+    "pruned_anchor_full_vanilla": ("target", "own"),
+    "pruned_noanchor_full_vanilla": ("target", "own"),
+    "pruned_anchor_sliding_gated": ("target", "own"),
+    "full_noanchor_mixed_rnn": ("target", "target"),
+    "full_anchor_mixed_rnn": ("target", "target"),
+    "full_anchor_slidingnoncausal_vanilla": ("target", "target"),
+    "pruned_anchor_full_rank0": ("target", "own"),
+    "pruned_noanchor_sliding_gated_noconf": ("target", "own"),
+    "legacy_pruned_anchor_full_vanilla": ("own", "own"),
+    "legacy_full_anchor_mixed_gated": ("own", "own"),
+}
+Batch = Literal["packed", "single"]
+BATCHES: tuple[Batch, ...] = ("packed", "single")
+ROWS, LENGTH, PAGE_SIZE = 6, 48, 16  # both batches are padded to these sizes
+TOLERANCE = 1e-4
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One folder: the draft, its target, and for both batches the recorded tensors and our block states, one row per
+    anchor.
+    """
+
+    loaded: LoadedDraft
+    target: LoadedTarget
+    expected: dict[str, np.ndarray]
+    hidden: dict[Batch, Any]
+
+    @property
+    def draft(self) -> Any:
+        return self.loaded.module
+
+    @property
+    def slots(self) -> slice:
+        """The slots that propose a token."""
+        return slice(0, None) if self.draft.config.sample_from_anchor else slice(1, None)
+
+    def anchors(self, batch: Batch) -> Any:
+        tokens = self.expected[f"{batch}.in.input_ids"][self.expected[f"{batch}.anchors"]]
+        return jnp.asarray(np.pad(tokens, (0, ROWS - len(tokens))))
+
+    def block_tokens(self, batch: Batch) -> np.ndarray:
+        """The data's tokens at the positions of each block, `[anchors, W]`."""
+        ids, index = self.expected[f"{batch}.in.input_ids"], self.expected[f"{batch}.block_token_index"]
+        return ids[np.minimum(index, len(ids) - 1)]
+
+    def assert_close(self, actual: Any, name: str, slots: slice | None = None) -> None:
+        wanted = self.expected[name] if slots is None else self.expected[name][:, slots]
+        np.testing.assert_allclose(np.asarray(actual)[: len(wanted)], wanted, rtol=0, atol=TOLERANCE, err_msg=name)
+
+
+@pytest.fixture(scope="module", params=list(TABLES))
+def case(request: pytest.FixtureRequest, data_dir: Path) -> Case:
+    folder = data_dir / "C_speculators" / request.param
+    _, config = parse_checkpoint(open_checkpoint(folder), "draft")
+    target = load_target(folder / config.target_name, jnp.float32)
+    loaded = load_draft(folder, target, jnp.float32)
+    expected = load_file(folder / "expected.safetensors")
+    case = Case(loaded, target, expected, {})
+    for batch in BATCHES:
+        cache = _context(loaded.module, expected, batch)
+        case.hidden[batch] = loaded.module.forward_block(
+            loaded.module.embed_block(case.anchors(batch), target.module), cache
+        )
+    return case
+
+
+def _context(draft: Any, expected: dict[str, np.ndarray], batch: Batch) -> KVCache:
+    """One row per anchor with the context of its document: strictly before the anchor, at positions that restart with
+    the document.
+    """
+    taps, documents = expected[f"{batch}.in.hidden_states"], expected[f"{batch}.in.document_ids"]
+    places, anchors = expected[f"{batch}.in.position_ids"], expected[f"{batch}.anchors"]
+    positions = np.full((ROWS, LENGTH), PADDING_POSITION, np.int32)
+    index = np.arange(len(documents))
+    for row, anchor in enumerate(anchors):
+        seen = (documents == documents[anchor]) & (index < anchor)
+        positions[row, : len(index)] = np.where(seen, places, PADDING_POSITION)
+    features = draft.project_target_hidden(jnp.asarray(np.pad(taps, ((0, LENGTH - len(taps)), (0, 0)))))
+    pages_per_row = LENGTH // PAGE_SIZE
+    cache = KVCache(
+        pages=KVPages.zeros(draft.kv_params(PAGE_SIZE), ROWS * pages_per_row),
+        page_table=jnp.arange(ROWS * pages_per_row, dtype=jnp.int32).reshape(ROWS, pages_per_row),
+        lengths=jnp.asarray(np.pad(places[anchors], (0, ROWS - len(anchors))), jnp.int32),
+    )
+    flat = RaggedBatch.rectangle(jnp.zeros((ROWS, LENGTH), jnp.int32), jnp.asarray(positions))
+    return draft.materialize_kv(jnp.tile(features, (ROWS, 1)), flat, cache)
+
+
+def _corrected(draft: Any, base_logits: Any, previous: np.ndarray, hidden: Any) -> Any:
+    """Base logits plus the Markov bias of given previous tokens: the head stepped through every slot, as
+    training does.
+    """
+    head = draft.markov_head
+    if head is None:
+        return base_logits
+    state, biases = head.initial_state(ROWS), []
+    for slot in range(hidden.shape[1]):
+        bias, state = head.bias(head.embed(jnp.asarray(previous[:, slot])), hidden[:, slot], state)
+        biases.append(bias)
+    return base_logits + jnp.stack(biases, axis=1)[:, hidden.shape[1] - base_logits.shape[1] :]
+
+
+def _previous(case: Case, batch: Batch) -> np.ndarray:
+    """Teacher forcing: the data's token before the one that each slot proposes; the anchor for slot 0 in both
+    layouts.
+    """
+    tokens = case.block_tokens(batch)
+    if not case.draft.config.sample_from_anchor:
+        tokens = np.concatenate([tokens[:, :1], tokens[:, :-1]], axis=1)
+    return np.pad(tokens, ((0, ROWS - len(tokens)), (0, 0)))
+
+
+def test_the_tables_that_a_file_lacks_are_the_target_s(case: Case, request: pytest.FixtureRequest) -> None:
+    tables = case.loaded.tables
+    assert (tables.embed_tokens, tables.lm_head) == TABLES[request.node.callspec.params["case"]]
+    assert (case.draft.has_own_embed_tokens, case.draft.has_own_lm_head) == (
+        tables.embed_tokens == "own",
+        tables.lm_head == "own",
+    )
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+def test_block_states_of_every_anchor_are_the_library_s(case: Case, batch: Batch) -> None:
+    case.assert_close(case.hidden[batch], f"{batch}.block_hidden")
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+def test_base_logits_of_every_anchor_are_the_library_s(case: Case, batch: Batch) -> None:
+    logits = case.draft.compute_logits(case.hidden[batch], case.target.module)
+    case.assert_close(logits, f"{batch}.base_logits", case.slots)
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+def test_teacher_forced_logits_are_the_library_s(case: Case, batch: Batch) -> None:
+    base_logits = case.draft.compute_logits(case.hidden[batch], case.target.module)
+    corrected = _corrected(case.draft, base_logits, _previous(case, batch), case.hidden[batch])
+    case.assert_close(corrected, f"{batch}.corrected_logits", case.slots)
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+def test_teacher_forced_confidence_is_the_library_s(case: Case, batch: Batch) -> None:
+    tokens = np.pad(case.block_tokens(batch), ((0, ROWS - len(case.block_tokens(batch))), (0, 0)))
+    # Draft i is the data's token at position anchor + 1 + i. The last draft of a block precedes nothing, so any token
+    # stands in for it.
+    proposed = (
+        tokens[:, 1:]
+        if not case.draft.config.sample_from_anchor
+        else np.concatenate([tokens[:, 1:], tokens[:, :1]], axis=1)
+    )
+    confidence = case.draft.predict_confidence(case.hidden[batch], case.anchors(batch), jnp.asarray(proposed))
+    if confidence is None:
+        assert f"{batch}.confidence_logits" not in case.expected
+    else:
+        case.assert_close(confidence, f"{batch}.confidence_logits", case.slots)
+
+
+def test_greedy_blocks_are_the_library_s(case: Case) -> None:
+    hidden, anchors = case.hidden["single"], case.anchors("single")
+    base_logits = case.draft.compute_logits(hidden, case.target.module)
+    drafts, corrected = case.draft.draft_chain(base_logits, anchors, hidden=hidden)
+    wanted = case.expected["single.greedy.tokens"]
+    assert drafts[: len(wanted)].tolist() == wanted.tolist()
+    case.assert_close(corrected, "single.greedy.corrected_logits", case.slots)
+    confidence = case.draft.predict_confidence(hidden, anchors, drafts)
+    if confidence is not None:
+        case.assert_close(confidence, "single.greedy.confidence_logits")
+    previous = np.concatenate([np.asarray(anchors)[:, None], np.asarray(drafts)[:, :-1]], axis=1)[: len(wanted)]
+    assert previous.tolist() == case.expected["single.greedy.prev_tokens"][:, case.slots].tolist()
+
+
+def test_a_pruned_head_that_the_file_lacks_is_made_of_target_rows(data_dir: Path, tmp_path: Path) -> None:
+    folder = data_dir / "C_speculators" / "pruned_noanchor_full_vanilla"
+    tensors = load_file(folder / "model.safetensors")
+    stored = tensors.pop("lm_head.weight")
+    lean = TinyCheckpoint(config=open_checkpoint(folder).config, tensors=tensors).write(tmp_path)
+    target = load_target(folder / "../verifier", jnp.float32)
+    loaded = load_draft(lean, target, jnp.float32)
+    assert loaded.tables.lm_head == "target_rows"
+    assert not loaded.module.has_own_lm_head
+    hidden = jnp.asarray(np.random.default_rng(0).normal(size=(1, 5, 64)), jnp.float32)
+    np.testing.assert_allclose(
+        loaded.module.compute_logits(hidden, target.module)[0], hidden[0, 1:] @ stored.T, rtol=0, atol=TOLERANCE
+    )

@@ -1,0 +1,93 @@
+"""Every valid config of every family parses, whatever its spelling, describes a module whose parameters are exactly
+those of the weight table, and is written as it was read.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dspark_jax.architectures import dspark_compact
+from dspark_jax.architectures.dspark_compact.model import CompactDraft
+from dspark_jax.speculators_common.formats.compact.format import to_compact
+from dspark_jax.speculators_common.formats.deepspec.gemma4_writer import to_deepspec_gemma4
+from dspark_jax.speculators_common.formats.deepspec.writer import to_deepspec
+from dspark_jax.speculators_common.formats.speculators.writer import to_speculators
+from tests.support.config_checks import assert_buildable, entry_of, parsed
+from tests.support.config_strategies import DRAFTS, Sample, compact
+from tests.support.target_strategies import TARGETS
+
+FAMILIES: dict[str, Any] = {**DRAFTS, **TARGETS}
+WRITERS: dict[str, Any] = {
+    "speculators dspark": to_speculators,
+    "speculators dflash": to_speculators,
+    "deepspec qwen3": to_deepspec,
+    "deepspec gemma4": to_deepspec_gemma4,
+    "compact": to_compact,
+}
+# Every example of these runs several parses or a build: few are enough.
+few = settings(max_examples=6, suppress_health_check=[HealthCheck.too_slow])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@few
+@given(st.data())
+def test_all_spellings_of_a_config_parse_to_one_record_and_stay_as_they_are(family: str, data: st.DataObject) -> None:
+    sample = data.draw(FAMILIES[family])
+    configs = []
+    for raw in sample.spellings:
+        before = copy.deepcopy(raw)
+        configs.append(parsed(raw))
+        assert raw == before
+        assert configs[-1].unknown_fields == ()
+    assert parsed(sample.raw) == configs[0]
+    assert all(config == configs[0] for config in configs)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@few
+@given(st.data())
+def test_a_config_can_be_built_and_its_weight_table_is_about_the_module_s_parameters(
+    family: str, data: st.DataObject
+) -> None:
+    sample = data.draw(FAMILIES[family])
+    assert_buildable(entry_of(sample.raw), parsed(sample.raw), sample.names)
+
+
+@pytest.mark.parametrize("family", WRITERS)
+@few
+@given(st.data())
+def test_a_draft_is_written_as_it_was_read(family: str, data: st.DataObject) -> None:
+    config = parsed(data.draw(DRAFTS[family]).raw)
+    written = json.loads(json.dumps(WRITERS[family](config)))
+    again = parsed(written)
+    assert again == config
+    assert (again.choices, again.unknown_fields, again.num_target_layers) == ((), (), config.num_target_layers)
+
+
+@few
+@given(compact(), st.integers(0, 2**32 - 1))
+def test_a_compact_draft_is_loaded_with_the_bits_that_were_saved(sample: Sample, seed: int) -> None:
+    config = parsed(sample.raw)
+    graphdef, abstract = nnx.split(nnx.eval_shape(lambda: CompactDraft(config)))
+    rng = np.random.default_rng(seed)
+    state = jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape), leaf.dtype), abstract)
+    with tempfile.TemporaryDirectory() as folder:
+        loaded = dspark_compact.load(dspark_compact.save(nnx.merge(graphdef, state), Path(folder) / "draft"))
+    assert loaded.config == config
+    saved = dict(nnx.to_flat_state(state))
+    found = dict(nnx.to_flat_state(nnx.state(loaded)))
+    assert saved.keys() == found.keys()
+    for path, variable in saved.items():
+        assert np.asarray(found[path].get_value()).tobytes() == np.asarray(variable.get_value()).tobytes(), path

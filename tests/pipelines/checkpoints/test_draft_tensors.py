@@ -1,0 +1,94 @@
+"""The tensors of a draft's file: names with and without a prefix, and id tables that leave no parameter."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+from safetensors.numpy import load_file, save_file
+
+from dspark_jax.architectures import dspark_compact
+from dspark_jax.pipelines.checkpoints.conversion import convert_draft
+from dspark_jax.pipelines.checkpoints.description import describe
+from dspark_jax.pipelines.checkpoints.loading import LoadedTarget, load_draft, load_target
+from dspark_jax.speculators_common.errors import CheckpointError
+from tests.support.tiny_checkpoints import TinyCheckpoint, random_tensors
+from tests.support.tiny_families import FAMILIES, VOCAB, speculators_dflash_config, tiny_target
+
+_WEIGHTS = "model.safetensors"
+
+
+@functools.cache
+def _target() -> LoadedTarget:
+    with tempfile.TemporaryDirectory() as folder:
+        return load_target(tiny_target().write(Path(folder)), "float32")
+
+
+def _renamed(folder: Path, rename: Any) -> Path:
+    tensors = load_file(folder / _WEIGHTS)
+    save_file({rename(name): tensor for name, tensor in tensors.items()}, folder / _WEIGHTS)
+    return folder
+
+
+def _assert_equal_weights(one: nnx.Module, other: nnx.Module) -> None:
+    assert nnx.graphdef(one) == nnx.graphdef(other)
+    for mine, theirs in zip(jax.tree.leaves(nnx.state(one)), jax.tree.leaves(nnx.state(other)), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+@pytest.mark.parametrize("family", ["deepspec gemma4", "z-lab dflash", "speculators dflash, pruned"])
+def test_a_prefix_on_all_names_is_no_part_of_them(family: str, tmp_path: Path) -> None:
+    folder = FAMILIES[family](tmp_path / "draft")
+    plain, described = load_draft(folder, _target(), "float32"), describe(folder)
+    _renamed(folder, lambda name: f"model.{name}")
+    prefixed = load_draft(folder, _target(), "float32")
+    assert (prefixed.config, prefixed.tables) == (plain.config, plain.tables)
+    _assert_equal_weights(prefixed.module, plain.module)
+    assert describe(folder).num_parameters == described.num_parameters
+
+
+def test_a_prefix_is_no_part_of_the_names_of_a_compact_draft(tmp_path: Path, data_dir: Path) -> None:
+    folder = Path(shutil.copytree(data_dir / "H_compact" / "markov", tmp_path / "draft"))
+    plain = dspark_compact.load(folder)
+    _assert_equal_weights(dspark_compact.load(_renamed(folder, lambda name: f"model.{name}")), plain)
+
+
+@pytest.mark.usefixtures("quick_compilation")
+def test_a_prefix_is_not_carried_into_a_converted_draft(tmp_path: Path) -> None:
+    folder = FAMILIES["deepspec dflash"](tmp_path / "draft")
+    stored = load_file(folder / _WEIGHTS)
+    convert_draft(_renamed(folder, lambda name: f"model.{name}"), tmp_path / "converted", "speculators")
+    converted = load_file(tmp_path / "converted" / _WEIGHTS)
+    assert {"fc.weight", "norm.weight"} < converted.keys() <= stored.keys()
+    assert all(np.array_equal(tensor, stored[name]) for name, tensor in converted.items())
+
+
+def test_a_prefix_on_some_names_is_refused_by_name(tmp_path: Path) -> None:
+    folder = _renamed(
+        FAMILIES["deepspec gemma4"](tmp_path / "draft"),
+        lambda name: f"model.{name}" if name.startswith("layers.1.") else name,
+    )
+    for use in (lambda: load_draft(folder, _target(), "float32"), lambda: describe(folder)):
+        with pytest.raises(
+            CheckpointError,
+            match=r"tensor layers\.1\.layer_scalar: missing.*tensor model\.layers\.1\.layer_scalar: unexpected",
+        ):
+            use()
+
+
+def test_a_vocabulary_map_of_a_whole_vocabulary_must_be_the_identity(tmp_path: Path) -> None:
+    config = speculators_dflash_config()
+    tensors = random_tensors(config, 2, "embed_tokens.weight", "lm_head.weight")
+    offsets = np.zeros(VOCAB, np.int64)
+    checkpoint = TinyCheckpoint(config=config, tensors={**tensors, "d2t": offsets, "t2d": np.ones(VOCAB, bool)})
+    assert load_draft(checkpoint.write(tmp_path / "identity"), _target(), "float32").module.draft_to_target is None
+    offsets[-1] = -1
+    with pytest.raises(CheckpointError, match="tensor d2t: found 'offset -1 at draft id 12', allowed only offset 0"):
+        load_draft(checkpoint.write(tmp_path / "other"), _target(), "float32")

@@ -1,0 +1,393 @@
+"""`dspark generate`: what goes where, and what a user is told who got something wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
+
+from dspark_jax.pipelines.checkpoints import loading
+from tests.support import text_pair
+from tests.support.text_pair import Finished, RecordedPair, copied, dspark
+
+NEW_TOKENS = 24
+Capture = pytest.CaptureFixture[str]
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A compilation cache that all commands of this file use; afterwards JAX is as it was."""
+    names = ("jax_enable_compilation_cache", "jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    before = {name: jax.config.values[name] for name in (*names, "jax_persistent_cache_min_entry_size_bytes")}
+    yield tmp_path_factory.mktemp("compiled")
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
+@pytest.fixture(scope="module")
+def pair(data_dir: Path) -> RecordedPair:
+    return text_pair.recorded_pair(data_dir)
+
+
+@pytest.fixture(scope="module")
+def texts(pair: RecordedPair, tmp_path_factory: pytest.TempPathFactory) -> RecordedPair:
+    return text_pair.with_text(pair, tmp_path_factory.mktemp("texts"))
+
+
+@pytest.fixture
+def run(capsys: Capture, cache: Path, pair: RecordedPair):
+    """`dspark generate` on the recorded pair in float32; the arguments may name other models."""
+
+    def generate(*arguments: object, target: Path = pair.target, draft: Path | None = pair.draft) -> Finished:
+        models = ["--target", target, *([] if draft is None else ["--draft", draft])]
+        return dspark(capsys, "generate", *models, "--dtype", "float32", "--compilation-cache", cache, *arguments)
+
+    return generate
+
+
+def _ids(ids: list[int]) -> str:
+    return ",".join(map(str, ids))
+
+
+def test_json_is_one_object_on_stdout_and_the_recorded_text(run, pair: RecordedPair) -> None:
+    finished = run("--prompt-ids", _ids(pair.prompt(1)), "--json", "--max-new-tokens", NEW_TOKENS)
+    assert finished.status == 0
+    [line] = finished.out.splitlines()
+    result = json.loads(line)
+    assert result["prompt_ids"] == pair.prompt(1)
+    assert result["output_ids"] == pair.greedy(1, NEW_TOKENS)
+    assert result["text"] is None
+    assert result["finish_reason"] == "length"
+    assert [entry["accepted"] for entry in result["rounds"][:4]] == pair.expected["p1.thr0.accepted_draft_lengths"][
+        :4
+    ].tolist()
+    assert all(entry.keys() == {"proposed", "accepted"} for entry in result["rounds"])
+    assert result["tau"] == pytest.approx(
+        sum(entry["accepted"] + 1 for entry in result["rounds"]) / len(result["rounds"])
+    )
+    assert result["seconds"] > 0
+    assert result["tokens_per_second"] > 0
+
+
+def test_choices_and_figures_are_said_once_on_stderr(run, pair: RecordedPair, cache: Path) -> None:
+    finished = run("--prompt-ids", "5,17,3", "--json", "--max-new-tokens", 4, "--num-speculative-tokens", 5)
+    for said in (
+        "drafts per round",
+        "5 of 5",
+        "anchor-first, block of 5",
+        "--sample-from-anchor/--no-sample-from-anchor",
+        "kv cache",
+        "xla on cpu",
+    ):
+        assert finished.err.count(said) == 1
+    assert str(cache) in finished.err
+    assert "4 tokens (length)" in finished.err
+    assert "load " in finished.err
+    assert "compile " in finished.err
+    assert "first token " in finished.err
+
+
+def test_a_model_without_text_streams_ids(run, pair: RecordedPair) -> None:
+    finished = run("--prompt-ids", _ids(pair.prompt(0)), "--max-new-tokens", NEW_TOKENS)
+    assert finished.out == _ids(pair.greedy(0, NEW_TOKENS)) + "\n"
+
+
+def test_streamed_text_is_the_collected_text(run, texts: RecordedPair) -> None:
+    arguments = ("--prompt", "abc", "--max-new-tokens", NEW_TOKENS)
+    streamed = run(*arguments, target=texts.target)
+    collected = run(*arguments, "--no-stream", target=texts.target)
+    as_json = run(*arguments, "--json", target=texts.target)
+    assert streamed.status == collected.status == as_json.status == 0
+    assert streamed.out == collected.out == json.loads(as_json.out)["text"] + "\n"
+    assert len(streamed.out) > 1
+
+
+def test_a_file_of_prompts_gives_outputs_in_its_order(run, texts: RecordedPair, tmp_path: Path) -> None:
+    (tmp_path / "prompts.txt").write_text("abc\n\nxyz\nno\n")
+    one_by_one = [
+        run("--prompt", prompt, "--json", "--max-new-tokens", 6, target=texts.target) for prompt in ("abc", "xyz", "no")
+    ]
+    expected = [json.loads(finished.out)["output_ids"] for finished in one_by_one]
+    together = run(
+        "--prompts-file",
+        tmp_path / "prompts.txt",
+        "--json",
+        "--max-new-tokens",
+        6,
+        "--batch-size",
+        2,
+        target=texts.target,
+    )
+    assert [json.loads(line)["output_ids"] for line in together.out.splitlines()] == expected
+    assert "3 prompts, 18 tokens" in together.err
+
+
+def test_conversations_give_their_first_turn_and_that_is_said(run, texts: RecordedPair, tmp_path: Path) -> None:
+    (tmp_path / "prompts.jsonl").write_text('{"turns": ["abc", "more"]}\n')
+    finished = run("--prompts-file", tmp_path / "prompts.jsonl", "--json", "--max-new-tokens", 2, target=texts.target)
+    direct = run("--prompt", "abc", "--json", "--max-new-tokens", 2, target=texts.target)
+    assert json.loads(finished.out)["prompt_ids"] == json.loads(direct.out)["prompt_ids"]
+    assert "the first of each conversation's turns is the prompt" in finished.err
+
+
+def test_a_prompt_can_come_from_stdin_raw_or_after_a_system_message(
+    run, texts: RecordedPair, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "stdin").write_text("abc")
+    with (tmp_path / "stdin").open() as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        raw = run("--prompt", "-", "--raw", "--json", "--max-new-tokens", 1, target=texts.target)
+    system = run("--prompt", "abc", "--system", "no", "--json", "--max-new-tokens", 1, target=texts.target)
+    assert len(json.loads(raw.out)["prompt_ids"]) == len("abc") + 1  # and BOS
+    assert len(json.loads(system.out)["prompt_ids"]) > len("system:nouser:abcassistant:")
+
+
+def test_a_model_without_template_continues_the_text_and_says_so(run, pair: RecordedPair, tmp_path: Path) -> None:
+    target = text_pair.with_text(pair, tmp_path, template=None).target
+    finished = run("--prompt", "abc", "--json", "--max-new-tokens", 1, target=target)
+    assert len(json.loads(finished.out)["prompt_ids"]) == len("abc") + 1
+    assert "no chat template; the prompt is continued as it is" in finished.err
+
+
+def test_stated_stop_ids_end_the_output(run, pair: RecordedPair) -> None:
+    stop = pair.greedy(0, 5)[-1]
+    finished = run("--prompt-ids", _ids(pair.prompt(0)), "--json", "--stop-ids", f"198,{stop}")
+    result = json.loads(finished.out)
+    assert result["finish_reason"] == "stop"
+    assert result["output_ids"] == pair.greedy(0, 5)
+
+
+def test_comparing_shows_both_ways_and_that_they_agree(run, pair: RecordedPair) -> None:
+    finished = run("--prompt-ids", _ids(pair.prompt(2)), "--json", "--compare", "--max-new-tokens", NEW_TOKENS)
+    [line] = finished.out.splitlines()
+    comparison = json.loads(line)["comparison"]
+    assert comparison["parts_at"] is None
+    assert comparison["plain"]["tau"] == 1
+    assert comparison["plain"]["rounds"] == NEW_TOKENS - 1
+    rounds = json.loads(line)["rounds"]
+    assert comparison["speculative"]["offered"] == [
+        sum(entry["proposed"] > place for entry in rounds) for place in range(5)
+    ]
+    assert comparison["speculative"]["accepted"] == [
+        sum(entry["accepted"] > place for entry in rounds) for place in range(5)
+    ]
+    assert "times plain" in finished.err
+    assert "outputs are equal, token for token" in finished.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["--prompt", "abc", "--confidence-threshold", "1.5"],
+            "argument --confidence-threshold: found '1.5', allowed a number >= 0 and <= 1",
+        ),
+        (["--prompt", "abc", "--confidence-threshold", "nan"], "argument --confidence-threshold: found 'nan'"),
+        (
+            ["--prompt", "abc", "--max-new-tokens", "0"],
+            "argument --max-new-tokens: found '0', allowed a whole number >= 1",
+        ),
+        (["--prompt", "abc", "--max-new-tokens", "many"], "argument --max-new-tokens: found 'many'"),
+        (["--prompt", "abc", "--num-speculative-tokens", "0"], "argument --num-speculative-tokens: found '0'"),
+        (
+            ["--prompt", "abc", "--partial-rotary-factor", "0"],
+            "argument --partial-rotary-factor: found '0', allowed a number > 0 and <= 1",
+        ),
+        (["--prompts-file", ""], "argument --prompts-file: found '', allowed the name of a file or directory"),
+        (["--prompt", "abc", "--draft", ""], "argument --draft: found ''"),
+        (["--prompt", "abc", "--target", ""], "argument --target: found ''"),
+        (["--prompt", "abc", "--dtype", "float16"], "argument --dtype: invalid choice"),
+        (["--prompt-ids", "5,,3"], "argument --prompt-ids: found '5,,3', allowed token ids with commas between them"),
+        (["--prompt-ids", "-5"], "argument --prompt-ids"),
+        (["--prompt", "abc", "--stop-ids", "x"], "argument --stop-ids: found 'x'"),
+        (["--prompt", "abc", "--no-such-flag"], "unrecognized arguments: --no-such-flag"),
+        (["--prompt", "abc", "--max-new", "3"], "unrecognized arguments: --max-new"),
+        (["--prompt", "abc", "--prompt-ids", "5"], "not allowed with argument"),
+        ([], "one of the arguments --prompt --prompts-file --prompt-ids is required"),
+    ],
+)
+def test_a_wrong_argument_is_refused_at_the_parser(run, arguments: list[str], message: str) -> None:
+    finished = run(*arguments)
+    assert finished.status == 2
+    assert finished.out == ""
+    assert message in finished.error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--prompt", "abc", "--system", "no", "--raw"], "--system: found beside --raw"),
+        (["--prompt-ids", "5", "--raw"], "--raw: found beside --prompt-ids"),
+        (["--prompt-ids", "5", "--system", "no"], "--system: found beside --prompt-ids"),
+        (["--prompt", "abc", "--stream", "--json"], "--stream: found beside --json"),
+        (["--prompt", "abc", "--stream", "--batch-size", "2"], "--stream: found beside --batch-size above 1"),
+        (["--prompt", "abc", "--compare", "--batch-size", "2"], "--compare: found beside --batch-size above 1"),
+        (["--prompts-file", "no_such_file.txt"], "no_such_file.txt: cannot be read: No such file"),
+        (["--prompt", "abc"], "error: --prompt: found text, allowed token ids: "),
+        (["--prompt", ""], "error: --prompt: found no text"),
+        (["--prompt-ids", "5,199"], "error: --prompt-ids: found token id [199], allowed ids 0..198"),
+        (["--prompt-ids", "5", "--stop-ids", "199"], "error: --stop-ids: found (199,), allowed ids 0..198"),
+        (
+            ["--prompt-ids", "5", "--num-speculative-tokens", "6"],
+            "error: --num-speculative-tokens: found 6, allowed 1..5",
+        ),
+        (["--prompt-ids", "5", "--max-seq-len", "513"], "error: --max-seq-len: found 513, allowed 2..512"),
+        (["--prompt-ids", "5,17,3", "--max-seq-len", "3"], "error: --prompt-ids: found 3 tokens, allowed at most 2"),
+        (["--prompt-ids", "5", "--batch-size", "1000000000"], "error: --batch-size, --max-seq-len: kv cache: found"),
+        (
+            ["--prompt-ids", "5", "--compilation-cache", "/dev/null/x"],
+            "--compilation-cache: found /dev/null/x (Not a directory)",
+        ),
+    ],
+)
+def test_what_cannot_be_served_is_one_line_before_weights_are_read(
+    run, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+) -> None:
+    _forbid_reading(monkeypatch)
+    _assert_refused(run(*arguments), message)
+
+
+def test_flags_about_the_draft_need_one(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    _forbid_reading(monkeypatch)
+    _assert_refused(run("--prompt-ids", "5", "--compare", draft=None), "--compare: found without --draft")
+    _assert_refused(
+        run("--prompt-ids", "5", "--num-speculative-tokens", 2, draft=None),
+        "--num-speculative-tokens: found 2, allowed only with a draft",
+    )
+    _assert_refused(
+        run("--prompt-ids", "5", "--confidence-threshold", 0.5, draft=None),
+        "--confidence-threshold: found 0.5, allowed only with a draft",
+    )
+
+
+def test_a_threshold_needs_a_confidence_head(run, data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _forbid_reading(monkeypatch)
+    draft = data_dir / "A_deepspec_qwen3" / "rank0_noconf"
+    refused = run("--prompt-ids", "5", "--confidence-threshold", 0.5, draft=draft)
+    _assert_refused(
+        refused,
+        f"--confidence-threshold: found 0.5, allowed 0: {draft / 'config.json'} describes a draft without confidence "
+        "head",
+    )
+
+
+def test_a_bad_prompt_in_a_file_is_named(
+    run, texts: RecordedPair, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    _forbid_reading(monkeypatch)
+    file = tmp_path / "prompts.txt"
+    file.write_text("abc\nwith blanks\n")
+    _assert_refused(run("--prompts-file", file, target=texts.target), f"{file}: prompt 2: prompt: found token id")
+    file.write_text("\n")
+    _assert_refused(run("--prompts-file", file, target=texts.target), f"{file}: found no prompt")
+
+
+def test_a_broken_checkpoint_is_named(run, pair: RecordedPair, tmp_path: Path) -> None:
+    ids = ("--prompt-ids", "5")
+    _assert_refused(run(*ids, target=tmp_path / "nowhere"), f"{tmp_path / 'nowhere'}: no such directory")
+    _assert_refused(run(*ids, target=pair.draft), "architectures: found 'Qwen3DSparkModel', a draft, allowed a target")
+    _assert_refused(run(*ids, draft=pair.target), "architectures: found 'Qwen3ForCausalLM', a target, allowed a draft")
+    unknown = copied(pair.target, tmp_path / "unknown", architectures=["Qwen3ForCausalML"])
+    _assert_refused(
+        run(*ids, target=unknown),
+        f"{unknown / 'config.json'}: architectures: unknown architecture 'Qwen3ForCausalML' (did you mean",
+    )
+    later = copied(pair.draft, tmp_path / "later", architectures=["DFlash2DraftModel"])
+    _assert_refused(
+        run(*ids, draft=later),
+        f"{later / 'config.json'}: architectures: unsupported architecture 'DFlash2DraftModel': DFlash2 drafts",
+    )
+    broken = copied(pair.draft, tmp_path / "broken")
+    content = (broken / "model.safetensors").read_bytes()
+    (broken / "model.safetensors").write_bytes(content[: len(content) // 2])
+    _assert_refused(run(*ids, draft=broken), f"{broken / 'model.safetensors'}: ")
+    (broken / "config.json").write_text("{")
+    _assert_refused(run(*ids, draft=broken), f"{broken / 'config.json'}: invalid JSON")
+
+
+def test_a_draft_for_another_target_is_refused(run, pair: RecordedPair, tmp_path: Path) -> None:
+    wider = copied(pair.draft, tmp_path / "wider", target_hidden_size=96)
+    _assert_refused(
+        run("--prompt-ids", "5", draft=wider),
+        f"{wider / 'config.json'}: does not fit the target",
+        "hidden size: the draft expects 96",
+    )
+    longer = copied(pair.draft, tmp_path / "longer", vocab_size=211)
+    _assert_refused(run("--prompt-ids", "5", draft=longer), "vocabulary: the draft expects 211, the target has 199")
+
+
+def _forbid_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(*arguments: object, **options: object) -> None:
+        raise AssertionError("weights were read")
+
+    monkeypatch.setattr(loading, "fill_module", read)
+
+
+def _assert_refused(finished: Finished, *messages: str) -> None:
+    assert finished.status == 2
+    assert finished.out == ""
+    assert "Traceback" not in finished.err
+    assert finished.error.startswith("dspark: error: ")
+    for message in messages:
+        assert message in finished.error
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """What a shell runs in the background ignores interrupts, and so would a child of it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name != "posix", reason="signals as on POSIX systems")
+@pytest.mark.parametrize(("ends_by", "status"), [("a closed pipe", 141), ("Ctrl-C", 130)])
+@pytest.mark.usefixtures("interruptible")
+def test_a_run_that_is_cut_off_ends_quietly(pair: RecordedPair, tmp_path: Path, ends_by: str, status: int) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("abc\n" * 2000)  # it would go on for minutes
+    target = text_pair.with_text(pair, tmp_path).target
+    command = [
+        sys.executable,
+        "-m",
+        "dspark_jax",
+        "generate",
+        "--target",
+        target,
+        "--draft",
+        pair.draft,
+        "--prompts-file",
+        prompts,
+        "--stream",
+    ]
+    environment = {**os.environ, "XLA_FLAGS": "", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    with subprocess.Popen(
+        [str(part) for part in (*command, "--compilation-cache", "off")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.read(1)
+        if ends_by == "Ctrl-C":
+            process.send_signal(signal.SIGINT)
+            process.stdout.read()
+        else:
+            process.stdout.close()
+        err = process.stderr.read().decode()
+        assert process.wait(60) == status
+    assert "Traceback" not in err
+    assert "Error" not in err

@@ -1,0 +1,144 @@
+"""The whole speculative loop against DeepSpec's evaluation loop: five runs of four prompts, all four in one batch, by
+both drivers.
+
+The reference goes on while the committed length is below prompt + budget, which is one token more than its budget
+names, and cuts the ids afterwards. So the engine runs with one token more and the ids are cut here.
+"""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from dspark_jax.pipelines.checkpoints.loading import load_draft, load_target
+from dspark_jax.pipelines.speculative.engine import Completion, Engine, EngineOptions, Request
+from dspark_jax.pipelines.speculative.state import RoundOutput, RoundState
+from tests.support.rounds import Rounds
+
+PROMPTS = range(4)
+RUNS = {
+    "thr0": (0.0, 48),
+    "thr05": (0.5, 48),
+    "thr1": (1.0, 48),
+    "stop": (0.0, 48),
+    "new10": (0.0, 10),
+}  # threshold, new tokens
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+
+@pytest.fixture(scope="module")
+def expected(data_dir: Path) -> dict[str, np.ndarray]:
+    return load_file(data_dir / "D_loop" / "expected.safetensors")
+
+
+@pytest.fixture(scope="module")
+def pair(data_dir: Path) -> tuple[Any, Any]:
+    target = load_target(data_dir / "D_loop" / "target", jnp.float32)
+    return target.module, load_draft(data_dir / "D_loop" / "draft", target, jnp.float32).module
+
+
+@pytest.fixture(scope="module")
+def engine(pair: tuple[Any, Any]) -> Engine:
+    return Engine(
+        *pair,
+        EngineOptions(batch_size=len(PROMPTS), max_seq_len=80, page_size=16, prefill_chunks=(8,), rounds_per_call=20),
+    )
+
+
+def _request(expected: dict[str, np.ndarray], run: str, prompt: int) -> Request:
+    threshold, new_tokens = RUNS[run]
+    return Request(
+        prompt_ids=tuple(expected[f"p{prompt}.prompt"].tolist()),
+        max_new_tokens=new_tokens + 1,
+        stop_ids=tuple(expected[f"p{prompt}.stop.stop_token_ids"].tolist()) if run == "stop" else (),
+        confidence_threshold=threshold,
+    )
+
+
+def _acceptance_lengths(completion: Completion) -> list[int]:
+    """Accepted + 1 per round; a round that an accepted stop token ends has no token of the target's own."""
+    lengths = [accepted + 1 for _, accepted in completion.rounds]
+    if completion.finish_reason == "stop" and len(completion.output_ids) - 1 < sum(lengths):
+        lengths[-1] -= 1
+    return lengths
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["device loop", "round by round"])
+@pytest.mark.parametrize("run", RUNS)
+def test_text_and_every_round_are_the_reference_s(
+    engine: Engine, expected: dict[str, np.ndarray], run: str, stream: bool
+) -> None:
+    requests = [_request(expected, run, prompt) for prompt in PROMPTS]
+    told: dict[int, list[list[int]]] = {prompt: [] for prompt in PROMPTS}
+    completions = engine.generate(requests, stream=stream, on_tokens=lambda index, ids: told[index].append(list(ids)))
+    for prompt, completion in zip(PROMPTS, completions, strict=True):
+        record = f"p{prompt}.{run}"
+        wanted = expected[f"{record}.output_ids"].tolist()[len(completion.request.prompt_ids) :]
+        assert completion.output_ids[: RUNS[run][1]] == wanted, record
+        assert [proposed for proposed, _ in completion.rounds] == expected[f"{record}.proposal_lengths"].tolist(), (
+            record
+        )
+        assert [accepted for _, accepted in completion.rounds] == expected[
+            f"{record}.accepted_draft_lengths"
+        ].tolist(), record
+        lengths = expected[f"{record}.acceptance_lengths"].tolist()
+        assert _acceptance_lengths(completion) == lengths, record
+        assert completion.tau == pytest.approx(np.mean(lengths)) if lengths else completion.tau is None
+        assert list(itertools.chain(*told[prompt])) == completion.output_ids
+        if stream and len(lengths) > 1:
+            assert [len(ids) for ids in told[prompt] if ids][1 : len(lengths)] == lengths[:-1], record
+
+
+def test_runs_without_a_stop_token_say_what_plain_decoding_says(expected: dict[str, np.ndarray]) -> None:
+    """The records themselves: what the other tests compare with is greedy text."""
+    for prompt, run in itertools.product(PROMPTS, ("thr0", "thr05", "thr1")):
+        assert expected[f"p{prompt}.{run}.output_ids"].tolist() == expected[f"p{prompt}.greedy_ids"].tolist()
+
+
+def test_the_stop_runs_end_inside_a_block_at_its_end_and_at_the_first_token(
+    engine: Engine, expected: dict[str, np.ndarray]
+) -> None:
+    completions = engine.generate([_request(expected, "stop", prompt) for prompt in PROMPTS])
+    kinds = set()
+    for completion in completions:
+        assert completion.finish_reason == "stop"
+        ends_in_draft = sum(accepted + 1 for _, accepted in completion.rounds) > len(completion.output_ids) - 1
+        kinds.add("first" if not completion.rounds else "draft" if ends_in_draft else "own")
+    assert kinds == {"first", "draft", "own"}
+
+
+@pytest.fixture(scope="module")
+def rounds(pair: tuple[Any, Any]) -> Rounds:
+    return Rounds(*pair, num_rows=len(PROMPTS), width=20, page_size=16, pages_per_row=5)
+
+
+@pytest.mark.parametrize("run", ["thr0", "thr05"])
+def test_drafts_and_next_tokens_of_every_round_are_the_reference_s(
+    rounds: Rounds, expected: dict[str, np.ndarray], run: str
+) -> None:
+    requests = [_request(expected, run, prompt) for prompt in PROMPTS]
+    for row, request in enumerate(requests):
+        rounds.admit(row, budget=request.max_new_tokens, threshold=request.confidence_threshold)
+    rounds.prefill({row: request.prompt_ids for row, request in enumerate(requests)})
+    trace: list[tuple[RoundState, RoundOutput]] = []
+    while not bool(rounds.state.finished.all()):
+        trace.append((rounds.state, rounds.step()))
+    for row in PROMPTS:
+        record = f"p{row}.{run}"
+        steps = [(state, output) for state, output in trace if output.is_round[row]]
+        assert [int(state.committed[row]) for state, _ in steps] == expected[f"{record}.round_start"].tolist()
+        drafts = [
+            [token if k < state.num_drafts[row] else -1 for k, token in enumerate(state.drafts[row].tolist())]
+            for state, _ in steps
+        ]
+        assert drafts == expected[f"{record}.round_drafts"].tolist()
+        # The last round may be cut by the budget before its next token.
+        said = [int(output.tokens[row, output.accepted[row]]) for _, output in steps[:-1]]
+        assert said == expected[f"{record}.round_next"].tolist()[:-1]

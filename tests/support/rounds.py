@@ -1,0 +1,165 @@
+"""`speculative_step` driven from the host with its state in the open, for tests that look between two rounds.
+
+Every step goes through one program, that of a step with a prompt chunk; it is empty where all rows decode. Pairs of
+equal structure share their programs, whatever their weights are. Nothing is donated: every state stays readable.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from dspark_jax.architectures.nn.attention.kv_cache import KVPages
+from dspark_jax.architectures.protocols import Draft, Target
+from dspark_jax.pipelines.speculative.state import NO_TOKEN, PromptChunk, RoundOutput, RoundState, empty_state
+from dspark_jax.pipelines.speculative.step import StepConfig, speculative_step
+
+NUM_STOP_IDS = 4
+
+
+@functools.cache
+def _compiled(graphdef: Any, treedef: Any, config: StepConfig) -> Any:
+    def run(leaves: list[Any], state: RoundState, chunk: PromptChunk | None) -> tuple[RoundState, RoundOutput]:
+        target, draft = nnx.merge(graphdef, jax.tree.unflatten(treedef, leaves))
+        return speculative_step(target, draft, config)(state, chunk)
+
+    return jax.jit(run)
+
+
+class Rounds:
+    """A batch of rows; row b owns pages `b * pages_per_row ...` unless `admit` is told otherwise."""
+
+    def __init__(
+        self, target: Any, draft: Any, *, num_rows: int = 1, width: int = 8, page_size: int = 8, pages_per_row: int = 6
+    ) -> None:
+        self.width, self.num_drafts = width, 0 if draft is None else draft.config.num_drafts
+        self.num_rows, self.page_size, self.pages_per_row = num_rows, page_size, pages_per_row
+        graphdef, modules = nnx.split((target, draft))
+        self._leaves, treedef = jax.tree.flatten(modules)
+        config = StepConfig(num_speculative_tokens=self.num_drafts, num_pages=pages_per_row)
+        self._run = _compiled(graphdef, treedef, config)
+        num_pages = num_rows * pages_per_row
+        self.state = empty_state(
+            KVPages.zeros(target.kv_params(page_size), num_pages),
+            None if draft is None else KVPages.zeros(draft.kv_params(page_size), num_pages),
+            num_rows=num_rows,
+            pages_per_row=pages_per_row,
+            num_drafts=self.num_drafts,
+            num_stop_ids=NUM_STOP_IDS,
+        )
+
+    def admit(
+        self,
+        row: int,
+        *,
+        budget: int = 10**6,
+        stop_ids: Sequence[int] = (),
+        threshold: float = 0.0,
+        pages: Sequence[int] | None = None,
+    ) -> None:
+        """Make `row` an empty live row."""
+        own = range(row * self.pages_per_row, (row + 1) * self.pages_per_row)
+        stops = [*stop_ids, *[NO_TOKEN] * (NUM_STOP_IDS - len(stop_ids))]
+        state = self.state
+        self.state = dataclasses.replace(
+            state,
+            page_table=state.page_table.at[row].set(jnp.asarray(own if pages is None else pages, jnp.int32)),
+            committed=state.committed.at[row].set(0),
+            drafts=state.drafts.at[row].set(0),
+            num_drafts=state.num_drafts.at[row].set(0),
+            remaining=state.remaining.at[row].set(budget),
+            finished=state.finished.at[row].set(False),
+            stop_ids=state.stop_ids.at[row].set(jnp.asarray(stops, jnp.int32)),
+            confidence_threshold=state.confidence_threshold.at[row].set(threshold),
+        )
+
+    def feed(
+        self, parts: Mapping[int, Sequence[int]], *, last: Collection[int] | None = None, padding_id: int = 0
+    ) -> RoundOutput:
+        """One step in which the rows of `parts` take these prompt tokens (none to `width`) while the others decode.
+
+        The prompts of the rows in `last`, by default all of them, end here. The output's arrays are on the host.
+        """
+        tokens = np.full((self.num_rows, self.width), padding_id, np.int32)
+        lengths, is_prompt, is_last = (
+            np.zeros(self.num_rows, np.int32),
+            np.zeros(self.num_rows, bool),
+            np.zeros(self.num_rows, bool),
+        )
+        for row, ids in parts.items():
+            tokens[row, : len(ids)], lengths[row], is_prompt[row] = ids, len(ids), True
+            is_last[row] = last is None or row in last
+        chunk = PromptChunk(
+            tokens=jnp.asarray(tokens),
+            lengths=jnp.asarray(lengths),
+            is_prompt=jnp.asarray(is_prompt),
+            is_last=jnp.asarray(is_last),
+        )
+        return self._step(chunk)
+
+    def step(self) -> RoundOutput:
+        """One round of all rows."""
+        return self.feed({})
+
+    def step_without_chunk(self) -> RoundOutput:
+        """The same by the program for decoding alone."""
+        return self._step(None)
+
+    def _step(self, chunk: PromptChunk | None) -> RoundOutput:
+        self.state, output = self._run(self._leaves, self.state, chunk)
+        host: RoundOutput = jax.device_get(output)
+        return host
+
+    def prefill(self, prompts: Mapping[int, Sequence[int]], *, padding_id: int = 0) -> dict[int, int]:
+        """Feed whole prompts in the same chunks; a row whose prompt is done waits for the others. Returns the first
+        tokens.
+        """
+        first: dict[int, int] = {}
+        for start in range(0, max(map(len, prompts.values())), self.width):
+            parts = {row: prompt[start : start + self.width] for row, prompt in prompts.items()}
+            last = [row for row, prompt in prompts.items() if start < len(prompt) <= start + self.width]
+            output = self.feed(parts, last=last, padding_id=padding_id)
+            first |= {row: int(output.tokens[row, 0]) for row in last}
+        return first
+
+    def start(self, row: int, prompt: Sequence[int], **admission: Any) -> int:
+        """`admit` and `prefill` of one row; returns the first token."""
+        self.admit(row, **admission)
+        return self.prefill({row: prompt})[row]
+
+    def context(self, pages: KVPages, row: int) -> list[np.ndarray]:
+        """Keys and values of all layers that `row` has stored for its committed positions, each `[K, P, hd]`."""
+        table, committed = np.asarray(self.state.page_table[row]), int(self.state.committed[row])
+        pools = [np.asarray(pool)[table] for pool in (*pages.keys, *pages.values)]
+        return [pool.transpose(1, 0, 2, 3).reshape(pool.shape[1], -1, pool.shape[3])[:, :committed] for pool in pools]
+
+
+def emitted(outputs: Sequence[RoundOutput], row: int = 0) -> list[int]:
+    """The tokens that `row` emitted over several steps."""
+    return [int(token) for output in outputs for token in output.tokens[row, : output.num_tokens[row]]]
+
+
+def accepted(outputs: Sequence[RoundOutput], row: int = 0) -> list[int]:
+    """Accepted drafts of every round of `row`."""
+    return [int(output.accepted[row]) for output in outputs if output.is_round[row]]
+
+
+def one_row_state(
+    target: Target, draft: Draft | None, num_pages: int, page_size: int, pages_per_row: int
+) -> RoundState:
+    """An empty state of one row for the programs of a pair, or of a target alone."""
+    return empty_state(
+        KVPages.zeros(target.kv_params(page_size), num_pages),
+        None if draft is None else KVPages.zeros(draft.kv_params(page_size), num_pages),
+        num_rows=1,
+        pages_per_row=pages_per_row,
+        num_drafts=0 if draft is None else draft.config.num_drafts,
+        num_stop_ids=2,
+    )
