@@ -7,11 +7,40 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-_MAX_SHOWN = 500
+_MAX_SHOWN = 500  # characters of one value
+_MAX_MESSAGE = 2000  # characters of one error line, whatever the file holds
+_MAX_FAULTS = 5  # faults that a collected error lists
+
+
+class _Unstated:
+    """Nothing was found, as opposed to a value that is `None`."""
+
+    def __repr__(self) -> str:
+        return "nothing"
+
+
+UNSTATED: object = _Unstated()
 
 
 class DSparkError(ValueError):
-    """Base of every error caused by input. The command line prints it without a traceback and exits with 2."""
+    """Base of every error caused by input. The command line prints it without a traceback and exits with 2.
+
+    Either a whole sentence, or data: `file` (or another place), `field`, the value `found` and what is `allowed`.
+    `str()` renders the data as `file: field: found X, allowed Y`, or `missing` where nothing was found. Callers that
+    need to know what is wrong read the fields; nothing parses the text.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        file: Path | str = "",
+        field: str = "",
+        found: object = UNSTATED,
+        allowed: object = "",
+    ) -> None:
+        self.file, self.field, self.found, self.allowed = str(file), field, found, allowed
+        super().__init__(_cut(message or _rendered(self.file, field, found, allowed)))
 
 
 class CheckpointError(DSparkError):
@@ -36,15 +65,33 @@ def shown(value: object) -> str:
 
 
 def field_error(file: Path | str, field: str, found: object, allowed: object) -> CheckpointError:
-    """`file: field: found X, allowed Y` as one line."""
-    return CheckpointError(f"{file}: {field}: found {shown(found)}, allowed {allowed}")
+    """A field of a checkpoint's file with a value that is not allowed."""
+    return CheckpointError(file=file, field=field, found=found, allowed=allowed)
 
 
 def missing_field(file: Path | str, field: str, allowed: object) -> CheckpointError:
-    """`file: field: missing, allowed Y` as one line."""
-    return CheckpointError(f"{file}: {field}: missing, allowed {allowed}")
+    """A field that a checkpoint's file must have and lacks."""
+    return CheckpointError(file=file, field=field, allowed=allowed)
 
 
 def collected_error(file: Path | str, faults: Sequence[str]) -> CheckpointError:
-    """All faults of one file together, so that a user mends them in one go."""
-    return CheckpointError(f"{file}: " + "; ".join(faults))
+    """All faults of one file together, so that a user mends them in one go: the first few, and how many more."""
+    listed = list(faults[:_MAX_FAULTS])
+    more = len(faults) - len(listed)
+    each = _MAX_MESSAGE // (2 * _MAX_FAULTS)
+    texts = [fault if len(fault) <= each else f"{fault[:each]}..." for fault in listed]
+    return CheckpointError(f"{file}: " + "; ".join(texts + ([f"and {more} more"] if more else [])), file=file)
+
+
+def _rendered(file: str, field: str, found: object, allowed: object) -> str:
+    place = ": ".join(part for part in (file, field) if part)
+    what = "missing" if found is UNSTATED else f"found {shown(found)}"
+    return f"{place}: {what}" + (f", allowed {allowed}" if str(allowed) else "")
+
+
+def _cut(message: str) -> str:
+    """One line of bounded length, whatever a file holds."""
+    if len(message) <= _MAX_MESSAGE:
+        return message
+    half = _MAX_MESSAGE // 2 - 40
+    return f"{message[:half]} ... ({len(message) - 2 * half} characters left out) ... {message[-half:]}"

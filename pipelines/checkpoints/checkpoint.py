@@ -24,7 +24,6 @@ _GENERATION_CONFIG = "generation_config.json"
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl"})
-_MAX_LISTED_FAULTS = 5
 
 
 def open_target(path_or_name: Path | str) -> Checkpoint:
@@ -157,8 +156,7 @@ def _open_shards(directory: Path, index_file: Path, weight_map: dict[str, str]) 
 
 def _raise_faults(file: Path, faults: list[str]) -> None:
     if faults:
-        more = len(faults) - _MAX_LISTED_FAULTS
-        raise collected_error(file, faults[:_MAX_LISTED_FAULTS] + ([f"and {more} more"] if more > 0 else []))
+        raise collected_error(file, faults)
 
 
 def _what_else(directory: Path) -> str:
