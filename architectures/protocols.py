@@ -6,6 +6,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from jaxtyping import Array, Float, Int32
 
+from dspark_jax.architectures.drafting.proposal import Proposal
 from dspark_jax.architectures.nn.attention.kv_cache import KVCache, KVParams
 from dspark_jax.architectures.nn.attention.ragged_batch import RaggedBatch
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig
@@ -102,4 +103,15 @@ class Draft(Protocol):
         """Drafts to verify, given the confidence logits. `threshold` is what the row's request asks for; 0 leaves the
         decision to the draft.
         """
+        ...
+
+    def propose(
+        self,
+        hidden: Float[Array, "B Ws d"],
+        base_logits: Float[Array, "B Ds Vd"],
+        anchor_tokens: Int32[Array, "B"],
+        threshold: Float[Array, "B"],
+        sampler: Any = None,
+    ) -> Proposal:
+        """All of the above at once: the drafts of a block and how many of them are offered."""
         ...

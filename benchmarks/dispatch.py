@@ -51,7 +51,9 @@ class Variant:
 
     def __init__(self, target: DenseDecoder, entry: Any) -> None:
         pages = KVPages.zeros(target.kv_params(PAGE_SIZE), 1)
-        self.state: RoundState = empty_state(pages, None, num_rows=1, pages_per_row=1, num_drafts=0, num_stop_ids=8)
+        self.state: RoundState = empty_state(
+            pages, None, num_rows=1, pages_per_row=1, num_speculative_tokens=0, num_stop_ids=8
+        )
         self.entry = entry
 
     def __call__(self) -> Any:

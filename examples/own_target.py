@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from dspark_jax.architectures.drafting.proposal import Proposal
 from dspark_jax.architectures.dspark_draft.model import DSparkSpeculatorsDraft
 from dspark_jax.architectures.nn.attention.kv_cache import KVCache, KVPages
 from dspark_jax.architectures.nn.attention.ragged_batch import RaggedBatch
@@ -84,7 +85,7 @@ def speculate(
         [captured["layers"][tap - 1]["__call__"].get_value()[0][0] for tap in draft.config.taps], axis=-1
     )
     choices = jax.lax.dynamic_slice(jnp.argmax(logits[0], axis=-1).astype(jnp.int32), (anchor_at,), (BLOCK + 1,))
-    accepted, anchor = accept_greedy(drafts, jnp.full((1,), BLOCK, jnp.int32), choices[None])
+    accepted, anchor = accept_greedy(Proposal(drafts, jnp.full((1,), BLOCK, jnp.int32)), choices[None])
 
     anchor_at = anchor_at + accepted[0] + 1
     position = jnp.arange(LENGTH, dtype=jnp.int32)

@@ -11,13 +11,13 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from dspark_jax.pipelines.checkpoints.load_choices import KVPlan, device_memory, in_bytes, load_choices
+from dspark_jax.pipelines.checkpoints.load_choices import check_memory, device_memory, in_bytes, load_choices
 from dspark_jax.pipelines.checkpoints.loading import (
     LoadedDraft,
     LoadedTarget,
@@ -30,53 +30,56 @@ from dspark_jax.pipelines.checkpoints.loading import (
 )
 from dspark_jax.pipelines.compilation import CompileClock
 from dspark_jax.pipelines.generation_result import GenerationResult, OnPiece, Output, Round, StreamPiece
-from dspark_jax.pipelines.requests import check_num_speculative_tokens, checked_requests
-from dspark_jax.pipelines.speculative.engine import Engine
-from dspark_jax.pipelines.speculative.request import EngineOptions, Request, RequestLimits
+from dspark_jax.pipelines.requests import PromptFormat, RequestMaker
+from dspark_jax.pipelines.speculative.default_drafts import default_drafts
+from dspark_jax.pipelines.speculative.engine import Engine, plan_of
+from dspark_jax.pipelines.speculative.generation import Generation, GenerationFields, Request
+from dspark_jax.pipelines.speculative.sizes import EngineOptions, EnginePlan, drafts_per_round
 from dspark_jax.pipelines.text.prompts import Prompt
 from dspark_jax.speculators_common.errors import RequestError
 from dspark_jax.speculators_common.formats.draft_config import Choice, DraftOverrides
 
-__all__ = ["GenerationResult", "OnPiece", "Pipeline", "PreparedPipeline", "Round", "StreamPiece", "load", "prepare"]
+__all__ = [
+    "Generation",
+    "GenerationResult",
+    "OnPiece",
+    "Pipeline",
+    "PreparedPipeline",
+    "PromptFormat",
+    "Round",
+    "StreamPiece",
+    "load",
+    "prepare",
+]
 
 DEFAULT_MAX_SEQ_LEN = 2048
-DEFAULT_MAX_NEW_TOKENS = 256
 _DTYPES = ("bfloat16", "float32")  # a draft's states overflow float16
+Announce = Callable[[tuple[Choice, ...]], None]
+
+
+class PairFields(TypedDict, total=False):
+    """The keyword arguments of `prepare`."""
+
+    dtype: DTypeLike
+    num_speculative_tokens: int | None
+    max_seq_len: int | None
+    batch_size: int
+    sample_from_anchor: bool | None
+    partial_rotary_factor: float | None
 
 
 def load(
     target: Path | str,
     draft: Path | str | None = None,
     *,
-    dtype: DTypeLike = "bfloat16",
-    num_speculative_tokens: int | None = None,
-    max_seq_len: int | None = None,
-    batch_size: int = 1,
-    sample_from_anchor: bool | None = None,
-    partial_rotary_factor: float | None = None,
-    announce: Callable[[tuple[Choice, ...]], None] | None = None,
+    announce: Announce | None = None,
+    **pair: Unpack[PairFields],
 ) -> Pipeline:
-    """Load a target (Hugging Face directory, .gguf file or `smollm2`), and a draft for it, and allocate their caches.
-
-    Without a draft the pipeline decodes plainly. `dtype`, bfloat16 or float32, is that of weights and caches; output in
-    float32 is exactly that of plain decoding. `num_speculative_tokens` is k, the drafts per round, all of the block by
-    default. The caches hold `batch_size` rows of `max_seq_len` tokens, prompt and output together; by default 2048, or
-    what the target was made for if that is less. `sample_from_anchor` and `partial_rotary_factor` overrule the draft's
-    files. What was decided is `Pipeline.choices`; `announce` gets it before the caches are allocated.
+    """`prepare` a pair, read its weights and allocate its caches; `announce` gets what was decided before the latter.
 
     Raises `DSparkError` for everything about the files or the arguments that does not fit.
     """
-    prepared = prepare(
-        target,
-        draft,
-        dtype=dtype,
-        num_speculative_tokens=num_speculative_tokens,
-        max_seq_len=max_seq_len,
-        batch_size=batch_size,
-        sample_from_anchor=sample_from_anchor,
-        partial_rotary_factor=partial_rotary_factor,
-    )
-    return prepared.load(announce=announce)
+    return prepare(target, draft, **pair).load(announce=announce)
 
 
 def prepare(
@@ -90,8 +93,16 @@ def prepare(
     sample_from_anchor: bool | None = None,
     partial_rotary_factor: float | None = None,
 ) -> PreparedPipeline:
-    """The first half of `load`: everything but the weights, and all that can be wrong with files and arguments.
-    Requests can be checked already.
+    """A target (Hugging Face directory, .gguf file or `smollm2`), and a draft for it, without their weights.
+
+    Without a draft the pipeline decodes plainly. `dtype`, bfloat16 or float32, is that of weights and caches; output in
+    float32 is exactly that of plain decoding. `num_speculative_tokens` is k, the drafts per round, by default a number
+    that is fast on this platform. The caches hold `batch_size` rows of `max_seq_len` tokens, prompt and output
+    together; by default 2048, or what the target was made for if that is less. `sample_from_anchor` and
+    `partial_rotary_factor` overrule the draft's files.
+
+    Everything that can be wrong with files and arguments is found here, and requests can be checked already. What was
+    decided is in `Pipeline.choices` once it is loaded. Raises `DSparkError`.
     """
     started = time.perf_counter()
     overrides = DraftOverrides(sample_from_anchor=sample_from_anchor, partial_rotary_factor=partial_rotary_factor)
@@ -100,17 +111,20 @@ def prepare(
     prepared_target = prepare_target(target, dtype)
     max_seq_len = _max_seq_len(max_seq_len, prepared_target.config)
     prepared_draft = None if draft is None else prepare_draft(draft, prepared_target, dtype, overrides)
-    if prepared_draft is not None and num_speculative_tokens is not None:
-        check_num_speculative_tokens(num_speculative_tokens, prepared_draft.config)
+    why = ""
+    if prepared_draft is not None:
+        if num_speculative_tokens is None:
+            num_speculative_tokens, why = default_drafts(prepared_draft.config, jax.default_backend())
+        drafts_per_round(prepared_draft.config, num_speculative_tokens)
     options = EngineOptions(
         num_speculative_tokens=num_speculative_tokens,
         max_seq_len=max_seq_len,
         batch_size=batch_size,
         max_stop_ids=max(8, len(prepared_target.stop_ids)),
     )
-    plan = KVPlan.of(prepared_target.abstract, None if prepared_draft is None else prepared_draft.abstract, options)
-    plan.check(device_memory())
-    return PreparedPipeline(target=prepared_target, draft=prepared_draft, options=options, started=started)
+    plan = plan_of(prepared_target.abstract, None if prepared_draft is None else prepared_draft.abstract, options)
+    check_memory(plan, device_memory())
+    return PreparedPipeline(target=prepared_target, draft=prepared_draft, plan=plan, why_drafts=why, started=started)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -119,41 +133,25 @@ class PreparedPipeline:
 
     target: PreparedTarget
     draft: PreparedDraft | None
-    options: EngineOptions
+    plan: EnginePlan
+    why_drafts: str  # why so many drafts a round, if nobody said how many
     started: float
 
-    def requests(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        *,
-        max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS,
-        confidence_threshold: float = 0.0,
-        stop_ids: Sequence[int] | None = None,
-        raw: bool = False,
-        system: str | None = None,
-        names: Sequence[str] | None = None,
-    ) -> list[Request]:
-        """The same as `Pipeline.requests` of the loaded pipeline."""
-        draft = None if self.draft is None else self.draft.config
-        num_drafts = 0 if draft is None else self.options.num_speculative_tokens or draft.num_drafts
-        return checked_requests(
-            prompts,
-            target=self.target,
-            draft=draft,
-            limits=RequestLimits.of(self.options, vocab_size=int(self.target.config.vocab_size), num_drafts=num_drafts),
-            max_new_tokens=max_new_tokens,
-            confidence_threshold=confidence_threshold,
-            stop_ids=stop_ids,
-            raw=raw,
-            system=system,
-            names=names,
+    @property
+    def requests(self) -> RequestMaker:
+        """Makes checked requests; the loaded pipeline has the same one."""
+        return RequestMaker(
+            tokenizer=self.target.tokenizer,
+            stop_ids=self.target.stop_ids,
+            source=str(self.target.checkpoint.path),
+            draft=None if self.draft is None else self.draft.config,
+            plan=self.plan,
         )
 
-    def load(self, *, announce: Callable[[tuple[Choice, ...]], None] | None = None) -> Pipeline:
+    def load(self, *, announce: Announce | None = None) -> Pipeline:
         """Read the weights and allocate the caches; `announce` gets what was decided before the latter."""
         target = read_target(self.target)
-        draft = None if self.draft is None else read_draft(self.draft)
-        return Pipeline(target, draft, self.options, started=self.started, announce=announce)
+        return Pipeline(self, target, None if self.draft is None else read_draft(self.draft), announce=announce)
 
 
 class Pipeline:
@@ -161,31 +159,29 @@ class Pipeline:
 
     def __init__(
         self,
+        prepared: PreparedPipeline,
         target: LoadedTarget,
         draft: LoadedDraft | None,
-        options: EngineOptions,
         *,
-        started: float | None = None,
-        announce: Callable[[tuple[Choice, ...]], None] | None = None,
+        announce: Announce | None = None,
     ) -> None:
-        started = time.perf_counter() if started is None else started
-        self.target, self.draft, self.options = target, draft, options
-        draft_module = None if draft is None else draft.module
-        plan = KVPlan.of(target.module, draft_module, options)
-        plan.check(device_memory())
-        self.choices = load_choices(target, draft, options, plan)
+        self._prepared, self.target, self.draft = prepared, target, draft
+        self.plan, self.requests = prepared.plan, prepared.requests
+        self.choices = load_choices(target, draft, self.plan, prepared.why_drafts)
         if announce is not None:
             announce(self.choices)
         try:
-            self.engine = Engine(target.module, draft_module, options)
+            self.engine = Engine(target.module, None if draft is None else draft.module, plan=self.plan)
         except jax.errors.JaxRuntimeError as error:
-            if "RESOURCE_EXHAUSTED" not in str(error):
+            if "RESOURCE_EXHAUSTED" not in str(error):  # the runtime has no other way to say it
                 raise
+            options = self.plan.options
             raise RequestError(
-                f"kv cache: no memory left for {in_bytes(plan.num_bytes)} (batch_size {options.batch_size}, "
-                f"max_seq_len {options.max_seq_len})"
+                f"no memory left for {in_bytes(self.plan.kv_bytes)} "
+                f"(batch_size {options.batch_size}, max_seq_len {options.max_seq_len})",
+                field="kv cache",
             ) from error
-        self.load_seconds = time.perf_counter() - started
+        self.load_seconds = time.perf_counter() - prepared.started
 
     def warmup(self, *, stream: bool | None = None) -> int:
         """Compile every program that a request can need, so that none waits for a compiler; returns how many.
@@ -196,65 +192,37 @@ class Pipeline:
 
     def without_draft(self) -> Pipeline:
         """The same loaded target, decoding plainly, with caches of its own: for a comparison in one process."""
-        return Pipeline(self.target, None, dataclasses.replace(self.options, num_speculative_tokens=None))
+        options = dataclasses.replace(self.plan.options, num_speculative_tokens=None)
+        plan = plan_of(self.target.module, None, options)
+        check_memory(plan, device_memory())
+        started = time.perf_counter()
+        plain = dataclasses.replace(self._prepared, draft=None, plan=plan, why_drafts="", started=started)
+        return Pipeline(plain, self.target, None)
 
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
+        generation: Generation | None = None,
+        prompt_format: PromptFormat | None = None,
         *,
-        max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS,
-        confidence_threshold: float = 0.0,
-        stop_ids: Sequence[int] | None = None,
-        raw: bool = False,
-        system: str | None = None,
         stream: OnPiece | None = None,
+        **changes: Unpack[GenerationFields],
     ) -> list[GenerationResult]:
         """Continue one prompt or several, greedily; results come in the order of the prompts.
 
         A prompt is text, a list of token ids, or a list of messages (`{"role": ..., "content": ...}`). Text becomes a
-        user message in the model's chat format, after a message `system` if given; with `raw`, and for models without a
-        chat template, it is continued as it is. `confidence_threshold` leaves drafts unverified that the draft's
-        confidence head believes in less; it needs such a head. `stop_ids` end an output, by default those that the
-        model declares. `stream` is called with every `StreamPiece` as rounds complete; without it many rounds run on
-        the device before the host sees their tokens, which is faster. Raises `RequestError` before anything runs.
+        user message in the model's chat format, unless `prompt_format` says otherwise; for models without a chat
+        template it is continued as it is. `generation` says how to continue them; its fields can be given as keywords
+        (`max_new_tokens=40`). `stream` is called with every `StreamPiece` as rounds complete; without it many rounds
+        run on the device before the host sees their tokens, which is faster. Raises `RequestError` before anything
+        runs.
         """
-        requests = self.requests(
-            prompts,
-            max_new_tokens=max_new_tokens,
-            confidence_threshold=confidence_threshold,
-            stop_ids=stop_ids,
-            raw=raw,
-            system=system,
-        )
+        if changes.get("stop_ids") is not None:
+            changes["stop_ids"] = tuple(changes["stop_ids"] or ())
+        asked = dataclasses.replace(generation or Generation(), **changes)  # type: ignore[arg-type]
+        requests = self.requests(prompts, asked, prompt_format)
         done = dict(self.run(requests, stream=stream))
         return [done[index] for index in range(len(requests))]
-
-    def requests(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        *,
-        max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS,
-        confidence_threshold: float = 0.0,
-        stop_ids: Sequence[int] | None = None,
-        raw: bool = False,
-        system: str | None = None,
-        names: Sequence[str] | None = None,
-    ) -> list[Request]:
-        """The checked requests that `generate` would run. `names` is what errors call each prompt, `prompts[0]` and so
-        on by default.
-        """
-        return checked_requests(
-            prompts,
-            target=self.target,
-            draft=None if self.draft is None else self.draft.config,
-            limits=self.engine.limits,
-            max_new_tokens=max_new_tokens,
-            confidence_threshold=confidence_threshold,
-            stop_ids=stop_ids,
-            raw=raw,
-            system=system,
-            names=names,
-        )
 
     def run(
         self, requests: Sequence[Request], *, stream: OnPiece | None = None
@@ -275,7 +243,7 @@ def _checked_dtype(dtype: DTypeLike) -> DTypeLike:
     except TypeError:
         found = str(dtype)
     if found not in _DTYPES:
-        raise RequestError(f"dtype: found {found}, allowed {' or '.join(_DTYPES)}")
+        raise RequestError(f"found {found}, allowed {' or '.join(_DTYPES)}", field="dtype", found=found)
     return jnp.dtype(found)
 
 
@@ -284,15 +252,15 @@ def _check_arguments(
 ) -> None:
     """What can be said before any file is read. An argument that would do nothing is an error."""
     if batch_size < 1:
-        raise RequestError(f"batch_size: found {batch_size}, allowed 1 or more")
+        raise RequestError(field="batch_size", found=batch_size, allowed="1 or more")
     if num_speculative_tokens is not None and (
         not isinstance(num_speculative_tokens, int) or isinstance(num_speculative_tokens, bool)
     ):
-        raise RequestError(f"num_speculative_tokens: found {num_speculative_tokens!r}, allowed an integer")
+        raise RequestError(field="num_speculative_tokens", found=num_speculative_tokens, allowed="an integer")
     of_drafts: Mapping[str, Any] = {"num_speculative_tokens": num_speculative_tokens, **dataclasses.asdict(overrides)}
     for name, value in of_drafts.items():
         if draft is None and value is not None:
-            raise RequestError(f"{name}: found {value}, allowed only with a draft")
+            raise RequestError(field=name, found=value, allowed="only with a draft")
 
 
 def _max_seq_len(asked: int | None, target_config: Any) -> int:

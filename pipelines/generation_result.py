@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from dspark_jax.pipelines.checkpoints.loading import LoadedTarget
 from dspark_jax.pipelines.compilation import CompileClock
-from dspark_jax.pipelines.speculative.engine import Completion
+from dspark_jax.pipelines.speculative.completion import Completion, FinishReason
 from dspark_jax.pipelines.text.stream_decoder import StreamDecoder
 
 
@@ -31,7 +31,8 @@ class GenerationResult:
     text: str | None  # without special tokens; None for a model without tokenizer
     prompt_ids: tuple[int, ...]
     output_ids: tuple[int, ...]  # the stop token included
-    finish_reason: Literal["stop", "length"]
+    finish_reason: FinishReason
+    allowed_new_tokens: int  # the budget: what was asked for, or what was left of the longest sequence
     tau: (
         float | None
     )  # mean acceptance length: committed tokens per round, the target's own included; None without a round
@@ -103,6 +104,7 @@ class Output:
             prompt_ids=completion.request.prompt_ids,
             output_ids=tuple(completion.output_ids),
             finish_reason=completion.finish_reason,
+            allowed_new_tokens=completion.allowed_new_tokens,
             tau=completion.tau,
             rounds=tuple(Round(*pair) for pair in completion.rounds),
             non_finite_rounds=completion.non_finite_rounds,

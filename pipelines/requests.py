@@ -2,62 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from dspark_jax.pipelines.checkpoints.loading import AnyTarget
-from dspark_jax.pipelines.speculative.request import Request, RequestLimits
+from dspark_jax.pipelines.speculative.generation import Generation, Request
+from dspark_jax.pipelines.speculative.sizes import EnginePlan
 from dspark_jax.pipelines.text.prompts import Prompt, as_prompts, encode_prompt
+from dspark_jax.pipelines.text.tokenizer import Tokenizer
 from dspark_jax.speculators_common.errors import RequestError
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig
 
 
-def checked_requests(
-    prompts: Prompt | Sequence[Prompt],
-    *,
-    target: AnyTarget,
-    draft: DraftConfig | None,
-    limits: RequestLimits,
-    max_new_tokens: int,
-    confidence_threshold: float,
-    stop_ids: Sequence[int] | None,
-    raw: bool,
-    system: str | None,
-    names: Sequence[str] | None,
-) -> list[Request]:
-    """One request per prompt, in their order. `names` is what errors call each prompt, `prompts[0]` and so on by
-    default.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PromptFormat:
+    """How text becomes a prompt."""
 
-    Raises `RequestError` for the first prompt or option that an engine of these `limits` cannot serve.
-    """
-    check_threshold(confidence_threshold, draft)
-    given = as_prompts(prompts)
-    stops = target.stop_ids if stop_ids is None else tuple(stop_ids)
-    # A prompt that is always fine: what is wrong with the options is not the fault of one of the prompts.
-    limits.check(
-        Request(
-            prompt_ids=(0,),
-            max_new_tokens=max_new_tokens,
-            stop_ids=stops,
-            confidence_threshold=float(confidence_threshold),
-        )
-    )
-    requests = []
-    for index, prompt in enumerate(given):
+    raw: bool = False  # no chat template: the text is continued as it is
+    system: str | None = None  # a system message before a text
+    template_vars: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # for the chat template
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RequestMaker:
+    """Makes requests for one pair and one engine: made when the pair is prepared, the same once it is loaded."""
+
+    tokenizer: Tokenizer | None
+    stop_ids: tuple[int, ...]  # that the model declares
+    source: str  # the target, for messages
+    draft: DraftConfig | None
+    plan: EnginePlan
+
+    def __call__(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        generation: Generation | None = None,
+        prompt_format: PromptFormat | None = None,
+        *,
+        names: Sequence[str] | None = None,
+    ) -> list[Request]:
+        """One request per prompt, in their order. `names` is what errors call each prompt, `prompts[0]` and so on by
+        default.
+
+        Raises `RequestError` for the first prompt or option that the engine cannot serve.
+        """
+        generation = generation or Generation()
+        if generation.stop_ids is None:
+            generation = dataclasses.replace(generation, stop_ids=self.stop_ids)
+        check_threshold(generation.confidence_threshold, self.draft)
+        self.plan.check_generation(generation)
+        given = as_prompts(prompts)
+        return [
+            self._request(prompt, generation, prompt_format or PromptFormat(), _name(index, len(given), names))
+            for index, prompt in enumerate(given)
+        ]
+
+    def _request(self, prompt: Any, generation: Generation, prompt_format: PromptFormat, name: str) -> Request:
         try:
-            ids = encode_prompt(prompt, target.tokenizer, raw=raw, system=system, source=str(target.checkpoint.path))
-            request = Request(
-                prompt_ids=tuple(ids),
-                max_new_tokens=max_new_tokens,
-                stop_ids=stops,
-                confidence_threshold=float(confidence_threshold),
+            ids = encode_prompt(
+                prompt, self.tokenizer, raw=prompt_format.raw, system=prompt_format.system, source=self.source
             )
-            limits.check(request)
+            request = Request(prompt_ids=tuple(ids), generation=generation)
+            self.plan.check(request)
         except RequestError as error:
-            if len(given) == 1 and not names:
-                raise
-            raise RequestError(f"{names[index] if names else f'prompts[{index}]'}: {error}") from error
-        requests.append(request)
-    return requests
+            raise error.at(name) if name else error from None
+        return request
 
 
 def check_threshold(confidence_threshold: float, draft: DraftConfig | None) -> None:
@@ -65,18 +74,17 @@ def check_threshold(confidence_threshold: float, draft: DraftConfig | None) -> N
     if not confidence_threshold:
         return
     if draft is None:
-        raise RequestError(f"confidence_threshold: found {confidence_threshold}, allowed only with a draft")
+        raise RequestError(field="confidence_threshold", found=confidence_threshold, allowed="only with a draft")
     if not draft.enable_confidence_head:
         raise RequestError(
-            f"confidence_threshold: found {confidence_threshold}, allowed 0: {draft.source} describes a draft without "
-            "confidence head"
+            field="confidence_threshold",
+            found=confidence_threshold,
+            allowed=f"0: {draft.source} describes a draft without confidence head",
         )
 
 
-def check_num_speculative_tokens(asked: int, draft: DraftConfig) -> None:
-    """Raise a `RequestError` for more drafts per round than a block gives."""
-    if not 1 <= asked <= draft.num_drafts:
-        raise RequestError(
-            f"num_speculative_tokens: found {asked}, allowed 1..{draft.num_drafts} ({draft.source}: block of "
-            f"{draft.block_size})"
-        )
+def _name(index: int, count: int, names: Sequence[str] | None) -> str:
+    """What an error calls the prompt; a single one needs no name."""
+    if names:
+        return names[index]
+    return f"prompts[{index}]" if count > 1 else ""

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
 
+AnyError = TypeVar("AnyError", bound="DSparkError")
 _MAX_SHOWN = 500  # characters of one value
 _MAX_MESSAGE = 2000  # characters of one error line, whatever the file holds
 _MAX_FAULTS = 5  # faults that a collected error lists
@@ -26,13 +28,13 @@ class DSparkError(ValueError):
     """Base of every error caused by input. The command line prints it without a traceback and exits with 2.
 
     Either a whole sentence, or data: `file` (or another place), `field`, the value `found` and what is `allowed`.
-    `str()` renders the data as `file: field: found X, allowed Y`, or `missing` where nothing was found. Callers that
-    need to know what is wrong read the fields; nothing parses the text.
+    `str()` renders the data as `file: field: found X, allowed Y`, or `missing` where nothing was found; `detail` says
+    it in other words after the field. Callers that need to know what is wrong read the fields; nothing parses the text.
     """
 
     def __init__(
         self,
-        message: str = "",
+        detail: str = "",
         *,
         file: Path | str = "",
         field: str = "",
@@ -40,7 +42,17 @@ class DSparkError(ValueError):
         allowed: object = "",
     ) -> None:
         self.file, self.field, self.found, self.allowed = str(file), field, found, allowed
-        super().__init__(_cut(message or _rendered(self.file, field, found, allowed)))
+        self.detail = detail or _detail(found, allowed)
+        super().__init__(_cut(": ".join(part for part in (self.file, field, self.detail) if part)))
+
+    def at(self: AnyError, place: str) -> AnyError:
+        """The same error, found at `place`: a prompt of several, a line of a file."""
+        file = f"{place}: {self.file}" if self.file else place
+        return type(self)(self.detail, file=file, field=self.field, found=self.found, allowed=self.allowed)
+
+    def named(self: AnyError, field: str) -> AnyError:
+        """The same error of a field that goes by another name, such as the flag that sets it."""
+        return type(self)(self.detail, file=self.file, field=field, found=self.found, allowed=self.allowed)
 
 
 class CheckpointError(DSparkError):
@@ -80,13 +92,12 @@ def collected_error(file: Path | str, faults: Sequence[str]) -> CheckpointError:
     more = len(faults) - len(listed)
     each = _MAX_MESSAGE // (2 * _MAX_FAULTS)
     texts = [fault if len(fault) <= each else f"{fault[:each]}..." for fault in listed]
-    return CheckpointError(f"{file}: " + "; ".join(texts + ([f"and {more} more"] if more else [])), file=file)
+    return CheckpointError("; ".join(texts + ([f"and {more} more"] if more else [])), file=file)
 
 
-def _rendered(file: str, field: str, found: object, allowed: object) -> str:
-    place = ": ".join(part for part in (file, field) if part)
+def _detail(found: object, allowed: object) -> str:
     what = "missing" if found is UNSTATED else f"found {shown(found)}"
-    return f"{place}: {what}" + (f", allowed {allowed}" if str(allowed) else "")
+    return what + (f", allowed {allowed}" if str(allowed) else "")
 
 
 def _cut(message: str) -> str:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int32
 
+from dspark_jax.architectures.drafting.proposal import Proposal
 from dspark_jax.architectures.protocols import TableLender
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig
 from dspark_jax.speculators_common.heads.confidence_head import ConfidenceHead, confident_length
@@ -76,6 +77,24 @@ class DraftChain(nnx.Module):
             drafts.append(previous)
             corrected.append(logits)
         return jnp.stack(drafts, axis=1), jnp.stack(corrected, axis=1)
+
+    def propose(
+        self,
+        hidden: Float[Array, "B Ws d"],
+        base_logits: Float[Array, "B Ds Vd"],
+        anchor_tokens: Int32[Array, "B"],
+        threshold: Float[Array, "B"],
+        sampler: Sampler | None = None,
+    ) -> Proposal:
+        """The Markov chain, the confidences, and the cut at the row's confidence `threshold` (0: as the draft decides).
+
+        `hidden` and `base_logits` are those of `forward_block` and `compute_logits`; `sampler` as in
+        `sample_draft_tokens`.
+        """
+        drafts = self.sample_draft_tokens(base_logits, anchor_tokens, sampler, hidden=hidden)
+        confidence = self.predict_confidence(hidden, anchor_tokens, drafts)
+        length = jnp.full(anchor_tokens.shape, drafts.shape[1], jnp.int32)
+        return Proposal(drafts, length if confidence is None else self.proposal_length(confidence, threshold))
 
     def predict_confidence(
         self, hidden: Float[Array, "B Ws d"], anchor_tokens: Int32[Array, "B"], drafts: Int32[Array, "B Ds"]

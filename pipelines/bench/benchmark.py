@@ -35,11 +35,13 @@ from dspark_jax.pipelines.bench.machine import (
     streamed_weight_bytes,
     this_machine,
 )
-from dspark_jax.pipelines.bench.probes import ProgramProbe, StreamSeconds, stream_seconds
+from dspark_jax.pipelines.bench.probes import RoundClock, StreamSeconds, stream_seconds
 from dspark_jax.pipelines.checkpoints.loading import AnyDraft, AnyTarget, LoadedDraft, LoadedTarget
 from dspark_jax.pipelines.compilation import CompileClock
-from dspark_jax.pipelines.requests import check_num_speculative_tokens, check_threshold
-from dspark_jax.pipelines.speculative.engine import Engine, EngineOptions, Request
+from dspark_jax.pipelines.requests import check_threshold
+from dspark_jax.pipelines.speculative.engine import Engine
+from dspark_jax.pipelines.speculative.generation import Generation, Request
+from dspark_jax.pipelines.speculative.sizes import EngineOptions, drafts_per_round
 from dspark_jax.speculators_common.errors import RequestError
 
 ALL_SETS = "all"
@@ -172,11 +174,11 @@ class _Bench:
             positions *= 2
         self.engine_options = EngineOptions(max_seq_len=positions - headroom, max_stop_ids=max(8, len(target.stop_ids)))
         self.engines = [self._engine(0), *(self._engine(width) for width in widths)]
-        assert len({engine.page_buckets for engine in self.engines}) == 1
-        self.buckets = PageBuckets(counts=self.engines[0].page_buckets, page_size=page_size)
-        self.rounds = [self._probe(engine, engine.num_speculative_tokens) for engine in self.engines]
+        assert len({engine.plan.page_buckets for engine in self.engines}) == 1
+        self.buckets = PageBuckets(counts=self.engines[0].plan.page_buckets, page_size=page_size)
+        self.rounds = [self._clock(engine, engine.plan.num_speculative_tokens) for engine in self.engines]
         # Without a draft but with drafts in the state, a round verifies and does not draft.
-        self.verifications = [self._probe(self.engines[0], width) for width in (0, *widths)]
+        self.verifications = [self._clock(self.engines[0], width) for width in (0, *widths)]
         self.streams: dict[int, list[StreamSeconds]] = {index: [] for index in range(1, len(self.engines))}
         self.memory = ReadProbe(options.bandwidth_bytes)
         self.runs: dict[tuple[str, int, int], list[Run]] = {}  # (set, prompt, engine) -> repeats
@@ -184,7 +186,7 @@ class _Bench:
     def start(self, index: int, tell: Callable[[str], None]) -> EngineStart:
         """Compile everything that engine `index` needs, then decode one prompt, untimed but for its first token."""
         engine = self.engines[index]
-        width = engine.num_speculative_tokens
+        width = engine.plan.num_speculative_tokens
         tell(f"compile {_mode(width)}")
         started = time.perf_counter()
         with CompileClock().watching() as clock:
@@ -245,7 +247,7 @@ class _Bench:
                     name,
                     self.runs_of(name, 0),
                     self.runs_of(name, index),
-                    engine.num_speculative_tokens,
+                    engine.plan.num_speculative_tokens,
                     seconds,
                     self.buckets,
                 )
@@ -254,7 +256,7 @@ class _Bench:
         """Per k, the rounds of the prompt that the streaming driver ran, too."""
         name, prompt, _ = self._streamed_prompt()
         for index, streams in self.streams.items():
-            width = self.engines[index].num_speculative_tokens
+            width = self.engines[index].plan.num_speculative_tokens
             pages = self.buckets.of_run(self.runs[name, prompt, index][0], width)
             step_pages = self.buckets.of_run(self.runs[name, prompt, 0][0], 0)
             empty = statistics.median(self.rounds[index].seconds_of_empty_call(pages[0]) for _ in range(_EMPTY_CALLS))
@@ -290,7 +292,7 @@ class _Bench:
             "draft": None if draft is None else str(draft.checkpoint.path),
             "draft_architecture": None if draft is None else draft.checkpoint.architecture,
             "dtype": jnp.dtype(options.dtype).name,
-            "num_speculative_tokens": [engine.num_speculative_tokens for engine in self.engines[1:]],
+            "num_speculative_tokens": [engine.plan.num_speculative_tokens for engine in self.engines[1:]],
             "confidence_threshold": options.confidence_threshold,
             "sampling": "greedy",
             "driver": "device loop",
@@ -312,24 +314,18 @@ class _Bench:
             self.target.module, draft, dataclasses.replace(self.engine_options, num_speculative_tokens=width or None)
         )
 
-    def _probe(self, engine: Engine, width: int) -> ProgramProbe:
-        draft = None if self.draft is None or not engine.num_speculative_tokens else self.draft.module
-        return ProgramProbe(
-            engine.programs,
-            self.target.module,
-            draft,
-            num_pages=self.buckets.counts[-1],
-            num_drafts=width,
-            max_stop_ids=self.engine_options.max_stop_ids,
-            threshold=self.options.confidence_threshold if draft is not None else 0.0,
-        )
+    def _clock(self, engine: Engine, num_drafts: int) -> RoundClock:
+        threshold = self.options.confidence_threshold if engine.plan.num_speculative_tokens else 0.0
+        return RoundClock(engine.probe(num_drafts=num_drafts, threshold=threshold))
 
     def _request(self, ids: tuple[int, ...]) -> Request:
         return Request(
             prompt_ids=ids,
-            max_new_tokens=self.options.max_new_tokens,
-            stop_ids=self.target.stop_ids,
-            confidence_threshold=self.options.confidence_threshold,
+            generation=Generation(
+                max_new_tokens=self.options.max_new_tokens,
+                stop_ids=self.target.stop_ids,
+                confidence_threshold=self.options.confidence_threshold,
+            ),
         )
 
     def _prompts(self) -> Iterator[tuple[str, int, tuple[int, ...]]]:
@@ -353,7 +349,7 @@ class _Bench:
         used: set[int] = set()
         for index, engine in enumerate(self.engines):
             for repeats in self.runs_of(prompt_set.name, index):
-                used.update(self.buckets.of_run(repeats[0], engine.num_speculative_tokens))
+                used.update(self.buckets.of_run(repeats[0], engine.plan.num_speculative_tokens))
         return used
 
 
@@ -375,7 +371,7 @@ def check_benchmark(
             raise RequestError(f"num_speculative_tokens: found {', '.join(map(str, asked))}, allowed only with a draft")
         return ()
     for width in asked:
-        check_num_speculative_tokens(width, draft.config)
+        drafts_per_round(draft.config, width)
     return asked or (draft.config.num_drafts,)
 
 

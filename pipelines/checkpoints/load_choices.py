@@ -4,10 +4,8 @@ overrides it.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +14,7 @@ from flax import nnx
 from dspark_jax.architectures.drafting.tables import DraftTables
 from dspark_jax.architectures.nn.attention import reference as attention
 from dspark_jax.pipelines.checkpoints.loading import LoadedDraft, LoadedTarget
-from dspark_jax.pipelines.speculative.request import EngineOptions
+from dspark_jax.pipelines.speculative.sizes import EnginePlan
 from dspark_jax.speculators_common.errors import RequestError
 from dspark_jax.speculators_common.formats.draft_config import Choice, DraftConfig
 from dspark_jax.speculators_common.formats.draft_fields import LAYOUT_FLAG, ROTARY_FLAG
@@ -34,52 +32,37 @@ _SHOWN_NAMES = {
 _WIDEST_VALUE = 80  # longer ones, such as paths, do not move the column of the flags
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class KVPlan:
-    """The caches that an engine will allocate."""
-
-    num_rows: int
-    max_seq_len: int
-    num_bytes: int
-
-    @classmethod
-    def of(cls, target: Any, draft: Any | None, options: EngineOptions) -> KVPlan:
-        """For modules `target` and `draft`, whose parameters may be shapes."""
-        drafts = (options.num_speculative_tokens or draft.config.num_drafts) if draft is not None else 0
-        bytes_per_page = sum(
-            module.kv_params(options.page_size).bytes_per_page() for module in (target, draft) if module is not None
+def check_memory(plan: EnginePlan, available: int | None) -> None:
+    """Raise a `RequestError` if the caches alone need more than `available` bytes."""
+    if available is not None and plan.kv_bytes > available:
+        options = plan.options
+        raise RequestError(
+            f"found {in_bytes(plan.kv_bytes)} (batch_size {options.batch_size}, max_seq_len {options.max_seq_len}), "
+            f"allowed at most the {in_bytes(available)} of this machine",
+            field="kv cache",
+            found=plan.kv_bytes,
+            allowed=available,
         )
-        return cls(
-            num_rows=options.batch_size,
-            max_seq_len=options.max_seq_len,
-            num_bytes=options.pool_pages(drafts) * bytes_per_page,
-        )
-
-    def check(self, available: int | None) -> None:
-        """Raise a `RequestError` if the caches alone need more than `available` bytes."""
-        if available is not None and self.num_bytes > available:
-            raise RequestError(
-                f"kv cache: found {in_bytes(self.num_bytes)} (batch_size {self.num_rows}, max_seq_len "
-                f"{self.max_seq_len}), "
-                f"allowed at most the {in_bytes(available)} of this machine"
-            )
 
 
 def load_choices(
-    target: LoadedTarget, draft: LoadedDraft | None, options: EngineOptions, plan: KVPlan
+    target: LoadedTarget, draft: LoadedDraft | None, plan: EnginePlan, why_drafts: str = ""
 ) -> tuple[Choice, ...]:
-    """Everything decided for this pair, in the order in which a reader wants it."""
-    rows = f"{plan.num_rows} row{'s' if plan.num_rows > 1 else ''} of {plan.max_seq_len} positions"
+    """Everything decided for this pair, in the order in which a reader wants it. `why_drafts`: where k comes from, if
+    nobody stated it.
+    """
+    num_rows, stops = plan.options.batch_size, target.stop_ids
+    rows = f"{num_rows} row{'s' if num_rows > 1 else ''} of {plan.options.max_seq_len} positions"
     return (
         _choice("target", _model(target.module, target.config.architecture), str(target.checkpoint.path), "--target"),
-        *(() if draft is None else _draft_choices(draft, options)),
-        _choice("dtype", jnp.dtype(target.module.kv_params(options.page_size).dtype).name, "", "--dtype"),
-        _choice("kv_cache", f"{in_bytes(plan.num_bytes)} for {rows}", "", "--max-seq-len, --batch-size"),
+        *(() if draft is None else _draft_choices(draft, plan, why_drafts)),
+        _choice("dtype", jnp.dtype(plan.target_params.dtype).name, "", "--dtype"),
+        _choice("kv_cache", f"{in_bytes(plan.kv_bytes)} for {rows}", "", "--max-seq-len, --batch-size"),
         _choice("attention", f"{attention.BACKEND} on {jax.default_backend()}"),
         _choice(
             "stop_ids",
-            ", ".join(map(str, target.stop_ids)) or "none",
-            "" if target.stop_ids else "the model declares none",
+            ", ".join(map(str, stops)) or "none",
+            "" if stops else "the model declares none",
             "--stop-ids",
         ),
     )
@@ -147,12 +130,11 @@ def device_memory() -> int | None:
     return None
 
 
-def _draft_choices(draft: LoadedDraft, options: EngineOptions) -> tuple[Choice, ...]:
-    available = draft.config.num_drafts
-    asked = options.num_speculative_tokens or available
+def _draft_choices(draft: LoadedDraft, plan: EnginePlan, why_drafts: str) -> tuple[Choice, ...]:
+    drafts = f"{plan.num_speculative_tokens} of {draft.config.num_drafts}"
     return (
         _choice("draft", _model(draft.module, draft.config.architecture), str(draft.checkpoint.path), "--draft"),
-        _choice("num_speculative_tokens", f"{asked} of {available}", "", "--num-speculative-tokens"),
+        _choice("num_speculative_tokens", drafts, why_drafts, "--num-speculative-tokens"),
         *draft_choices(draft.config, draft.tables),
         *(_choice("unknown field", name, "without influence") for name in draft.config.unknown_fields),
     )

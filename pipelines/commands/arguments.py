@@ -86,7 +86,7 @@ def refuse_overrides(overrides: DraftOverrides) -> None:
     """Where there is no draft, an argument about one would do nothing: a `RequestError`."""
     for name, value in dataclasses.asdict(overrides).items():
         if value is not None:
-            raise RequestError(f"{_FLAGS[name]}: found {value}, allowed only with a draft")
+            raise RequestError(field=_FLAGS[name], found=value, allowed="only with a draft")
 
 
 def add_compilation_cache(group: Arguments) -> None:
@@ -101,17 +101,16 @@ def add_compilation_cache(group: Arguments) -> None:
 
 @contextlib.contextmanager
 def flags_in_errors(**flags: str) -> Iterator[None]:
-    """An error that begins with a name of the Python interface, such as `stop_ids`, begins with its flag instead.
-    `flags`: further names.
+    """An error about a field of the Python interface, such as `stop_ids`, names its flag instead. `flags`: further
+    fields.
     """
     try:
         yield
     except RequestError as error:
-        field, _, rest = str(error).partition(": ")
-        flag = {**_FLAGS, **flags}.get(field)
+        flag = {**_FLAGS, **flags}.get(error.field)
         if flag is None:
             raise
-        raise RequestError(f"{flag}: {rest}") from error
+        raise error.named(flag) from error
 
 
 def path_name(text: str) -> str:

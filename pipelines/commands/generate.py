@@ -24,7 +24,7 @@ from dspark_jax.speculators_common.formats.draft_config import Choice
 
 if TYPE_CHECKING:
     from dspark_jax.pipelines.api import PreparedPipeline
-    from dspark_jax.pipelines.speculative.request import Request
+    from dspark_jax.pipelines.speculative.generation import Request
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -189,15 +189,33 @@ def _requests(prepared: PreparedPipeline, args: argparse.Namespace, prompts: Seq
     tokenizer = prepared.target.tokenizer
     if tokenizer is not None and tokenizer.chat_template is None and args.prompt_ids is None and not args.raw:
         _say(f"{prepared.target.checkpoint.path}: no chat template; the prompt is continued as it is")
-    return prepared.requests(
+    from dspark_jax.pipelines.requests import PromptFormat
+    from dspark_jax.pipelines.speculative.generation import Generation
+
+    requests = prepared.requests(
         [prompt.content for prompt in prompts],
-        max_new_tokens=args.max_new_tokens,
-        confidence_threshold=args.confidence_threshold,
-        stop_ids=args.stop_ids,
-        raw=args.raw,
-        system=args.system,
+        Generation(
+            max_new_tokens=args.max_new_tokens,
+            stop_ids=args.stop_ids,
+            confidence_threshold=args.confidence_threshold,
+        ),
+        PromptFormat(raw=args.raw, system=args.system),
         names=[prompt.name for prompt in prompts] if prompts[0].name else None,
     )
+    _say_what_is_cut(prepared, requests)
+    return requests
+
+
+def _say_what_is_cut(prepared: PreparedPipeline, requests: Sequence[Request]) -> None:
+    """A budget that does not fit is cut, and that is said once."""
+    allowed = [prepared.plan.allowed_new_tokens(request) for request in requests]
+    asked = requests[0].generation.max_new_tokens
+    if min(allowed) < asked:
+        least = f"{min(allowed)} new tokens" + (" or more" if len(set(allowed)) > 1 else "")
+        _say(
+            f"--max-new-tokens: found {asked}, but {prepared.plan.longest} tokens of prompt and output are the most "
+            f"that fit (--max-seq-len): texts end after {least}"
+        )
 
 
 def _say(line: str) -> None:

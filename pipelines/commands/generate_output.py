@@ -98,6 +98,7 @@ def result_json(result: GenerationResult, comparison: Comparison | None = None) 
         "output_ids": result.output_ids,
         "text": result.text,
         "finish_reason": result.finish_reason,
+        "allowed_new_tokens": result.allowed_new_tokens,
         "tau": result.tau,
         "rounds": [pair._asdict() for pair in result.rounds],
         "non_finite_rounds": result.non_finite_rounds,

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int32
 
-from dspark_jax.pipelines.speculative.state import NO_TOKEN, RoundOutput, RoundState
+from dspark_jax.pipelines.speculative.state import NO_TOKEN, RoundOutput, RoundState, Rows
 from dspark_jax.pipelines.speculative.step import Step
 
 
@@ -22,47 +22,72 @@ class LoopOutput:
     proposed: Int32[Array, "B R"]  # one entry per round of the row, NO_TOKEN beyond num_rounds
     accepted: Int32[Array, "B R"]
     num_rounds: Int32[Array, "B"]
+    next_length: Int32[Array, "B"]  # length of the proposal for the round after these
     non_finite: Int32[Array, "B"]
 
 
 def decode_loop(
-    step: Step, state: RoundState, *, max_rounds: int, last_position: int, until_any_finishes: Bool[Array, ""]
+    step: Step,
+    state: RoundState,
+    *,
+    max_rounds: int,
+    last_position: int,
+    until_any_finishes: Bool[Array, ""],
+    tokens: range | None = None,
 ) -> tuple[RoundState, LoopOutput]:
     """Run `step` until every row is finished, `max_rounds` are done, or a live row's next verification would pass
-    `last_position`.
+    `last_position` or the last page that the row has.
 
     With `until_any_finishes` the loop also ends when a row that was live at the start finishes, so that a waiting
-    request can take its place.
+    request can take its place. With `tokens` it ends before a round whose rows have another number of tokens in all:
+    a program with a flat batch of another length is the right one for them.
     """
-    live_at_start = ~state.finished
-    width = state.drafts.shape[1] + 1
+    live_at_start = ~state.rows.finished
+    num_drafts = state.rows.proposal.tokens.shape[1]
+    end = jnp.minimum(_end_of_pages(state), last_position + 1)
 
-    def goes_on(carry: tuple[Int32[Array, ""], RoundState, LoopOutput]) -> Bool[Array, ""]:
-        rounds, state, _ = carry
-        live = ~state.finished
-        deepest = jnp.max(jnp.where(live, state.committed, 0)) + width - 1
-        waits = until_any_finishes & jnp.any(live_at_start & state.finished)
-        return (rounds < max_rounds) & jnp.any(live) & (deepest <= last_position) & ~waits
+    def goes_on(carry: tuple[Int32[Array, ""], Rows, LoopOutput]) -> Bool[Array, ""]:
+        rounds, rows, _ = carry
+        live = ~rows.finished
+        in_reach = jnp.all(~live | (rows.committed + num_drafts < end))
+        waits = until_any_finishes & jnp.any(live_at_start & rows.finished)
+        goes_on = (rounds < max_rounds) & jnp.any(live) & in_reach & ~waits
+        if tokens is None:
+            return goes_on
+        wanted = jnp.sum(jnp.where(live, 1 + rows.proposal.length, 0))
+        return goes_on & (wanted >= tokens.start) & (wanted < tokens.stop)
 
-    def body(carry: tuple[Int32[Array, ""], RoundState, LoopOutput]) -> tuple[Int32[Array, ""], RoundState, LoopOutput]:
+    def body(
+        carry: tuple[Int32[Array, ""], RoundState, LoopOutput],
+    ) -> tuple[Int32[Array, ""], RoundState, LoopOutput]:
         rounds, state, done = carry
         state, output = step(state, None)
         return rounds + 1, state, _append(done, output)
 
-    start = (jnp.zeros((), jnp.int32), state, _nothing_yet(state, max_rounds, width))
-    _, state, done = jax.lax.while_loop(goes_on, body, start)
-    return state, done
+    start = (jnp.zeros((), jnp.int32), state, _nothing_yet(state.rows.num_rows, max_rounds, num_drafts + 1))
+    _, state, done = jax.lax.while_loop(lambda carry: goes_on((carry[0], carry[1].rows, carry[2])), body, start)
+    return state, dataclasses.replace(done, next_length=state.rows.proposal.length)
 
 
-def _nothing_yet(state: RoundState, max_rounds: int, width: int) -> LoopOutput:
-    rows = state.num_rows
+def _end_of_pages(state: RoundState) -> Int32[Array, "B"]:
+    """The first position of each row that has no page."""
+    pages = state.target_pages
+    assigned = jnp.sum(state.rows.page_table < pages.num_pages, axis=1, dtype=jnp.int32)
+    return assigned * pages.page_size
+
+
+def _nothing_yet(num_rows: int, max_rounds: int, width: int) -> LoopOutput:
+    def zeros() -> Int32[Array, "B"]:
+        return jnp.zeros((num_rows,), jnp.int32)
+
     return LoopOutput(
-        tokens=jnp.full((rows, max_rounds * width), NO_TOKEN, jnp.int32),
-        num_tokens=jnp.zeros((rows,), jnp.int32),
-        proposed=jnp.full((rows, max_rounds), NO_TOKEN, jnp.int32),
-        accepted=jnp.full((rows, max_rounds), NO_TOKEN, jnp.int32),
-        num_rounds=jnp.zeros((rows,), jnp.int32),
-        non_finite=jnp.zeros((rows,), jnp.int32),
+        tokens=jnp.full((num_rows, max_rounds * width), NO_TOKEN, jnp.int32),
+        num_tokens=zeros(),
+        proposed=jnp.full((num_rows, max_rounds), NO_TOKEN, jnp.int32),
+        accepted=jnp.full((num_rows, max_rounds), NO_TOKEN, jnp.int32),
+        num_rounds=zeros(),
+        next_length=zeros(),
+        non_finite=zeros(),
     )
 
 
@@ -78,5 +103,6 @@ def _append(done: LoopOutput, output: RoundOutput) -> LoopOutput:
         proposed=done.proposed.at[rows, round_place].set(output.proposed, mode="drop"),
         accepted=done.accepted.at[rows, round_place].set(output.accepted, mode="drop"),
         num_rounds=done.num_rounds + output.is_round.astype(jnp.int32),
+        next_length=done.next_length,
         non_finite=done.non_finite + output.non_finite.astype(jnp.int32),
     )

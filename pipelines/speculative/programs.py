@@ -1,42 +1,31 @@
-"""The compiled programs of one (target, draft) pair: prompt chunk, one round, many rounds.
+"""The compiled programs of one (target, draft) pair: prompt chunk, mixed step, one round, many rounds.
 
 Each is one XLA executable over a donated state. The modules' arrays go in as flat leaves with the graph definition
 closed over: the cheapest dispatch there is (`docs/performance.md`). What is compiled is bounded: one program per kind,
-page bucket and chunk bucket.
+page bucket, token bucket and chunk bucket.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int32
+from jaxtyping import Array, Bool, Int32
 
 from dspark_jax.architectures.protocols import Draft, Target
 from dspark_jax.pipelines.speculative.loop import LoopOutput, decode_loop
-from dspark_jax.pipelines.speculative.state import PromptChunk, RoundOutput, RoundState
+from dspark_jax.pipelines.speculative.state import PromptChunk, RoundOutput, RoundState, Rows, row_of, with_row
 from dspark_jax.pipelines.speculative.step import Step, StepConfig, speculative_step
-
-_ROW_FIELDS = (
-    "page_table",
-    "committed",
-    "anchor",
-    "drafts",
-    "num_drafts",
-    "remaining",
-    "finished",
-    "stop_ids",
-    "confidence_threshold",
-)
 
 
 class Programs:
-    """Jitted entry points. `state` arguments are donated: use the returned state, the old one is gone."""
+    """Jitted entry points. `state` arguments are donated: use the returned state, the old one is gone.
+
+    `num_pages`: pages of each row that are read. `num_tokens`: length of the flat batch, see `StepConfig`.
+    """
 
     def __init__(
         self, target: Target, draft: Draft | None, *, num_speculative_tokens: int, page_size: int, max_rounds: int
@@ -46,18 +35,32 @@ class Programs:
         self._graphdef, modules = nnx.split((target, draft))
         leaves, self._treedef = jax.tree.flatten(modules)
         self._leaves = tuple(leaves)
-        self._round = self._jitted(self._round_program, ("num_pages",))
-        self._loop = self._jitted(self._loop_program, ("num_pages",))
-        self._prefill = self._jitted(self._prefill_program, ("num_pages",))
-        self._admit = jax.jit(_admit_program)
+        sizes = ("num_pages", "num_tokens")
+        self._round = jax.jit(self._round_program, donate_argnums=1, static_argnames=sizes)
+        self._loop = jax.jit(self._loop_program, donate_argnums=1, static_argnames=("num_pages", "tokens"))
+        self._mixed = jax.jit(self._mixed_program, donate_argnums=1, static_argnames=("num_pages",))
+        self._prefill = jax.jit(self._prefill_program, donate_argnums=1, static_argnames=("num_pages",))
+        self._admit = jax.jit(with_row)
+        self._retire = jax.jit(_retire_program)
 
-    def round(self, state: RoundState, *, num_pages: int) -> tuple[RoundState, RoundOutput]:
-        """One round of every live row, reading the first `num_pages` pages of each."""
-        return self._round(self._leaves, state, num_pages=num_pages)
+    def round(
+        self, state: RoundState, *, num_pages: int, num_tokens: int | None = None
+    ) -> tuple[RoundState, RoundOutput]:
+        """One round of every live row."""
+        return self._round(self._leaves, state, num_pages=num_pages, num_tokens=num_tokens)
 
-    def loop(self, state: RoundState, *, num_pages: int, until_any_finishes: bool) -> tuple[RoundState, LoopOutput]:
-        """Up to `max_rounds` rounds on the device."""
-        return self._loop(self._leaves, state, jnp.asarray(until_any_finishes), num_pages=num_pages)
+    def loop(
+        self, state: RoundState, *, num_pages: int, tokens: range | None = None, until_any_finishes: bool
+    ) -> tuple[RoundState, LoopOutput]:
+        """Up to `max_rounds` rounds on the device, while their rows have so many `tokens` in all: the flat batch has
+        room for the last number of the range.
+        """
+        until = jnp.asarray(until_any_finishes)
+        return self._loop(self._leaves, state, until, num_pages=num_pages, tokens=tokens)
+
+    def mixed(self, state: RoundState, chunk: PromptChunk, *, num_pages: int) -> tuple[RoundState, RoundOutput]:
+        """Prompt tokens of some rows and one round of the others."""
+        return self._mixed(self._leaves, state, chunk, num_pages=num_pages)
 
     def prefill(
         self, state: RoundState, row: int, tokens: Int32[Array, "C"], length: int, is_last: bool, *, num_pages: int
@@ -66,60 +69,58 @@ class Programs:
         scalars = (jnp.asarray(row, jnp.int32), jnp.asarray(length, jnp.int32), jnp.asarray(is_last))
         return self._prefill(self._leaves, state, tokens, *scalars, num_pages=num_pages)
 
-    def admit(
-        self,
-        state: RoundState,
-        row: int,
-        *,
-        pages: Int32[Array, "P"],
-        budget: int,
-        stop_ids: Int32[Array, "n"],
-        confidence_threshold: float,
-    ) -> RoundState:
-        """Give a row to a new request: empty, live, with its pages, budget, stop ids and threshold. Nothing of its
-        former use is left.
-        """
-        fields = {name: getattr(state, name) for name in _ROW_FIELDS}
-        numbers = (
-            jnp.asarray(row, jnp.int32),
-            jnp.asarray(budget, jnp.int32),
-            jnp.asarray(confidence_threshold, jnp.float32),
-        )
-        admitted: dict[str, Any] = self._admit(fields, pages, stop_ids, *numbers)
-        return dataclasses.replace(state, **admitted)
+    def admit(self, state: RoundState, row: int, fresh: Rows) -> RoundState:
+        """Give a row to a new request: `fresh`, rows with B = 1. Nothing of its former use is left."""
+        rows: Rows = self._admit(state.rows, jnp.asarray(row, jnp.int32), fresh)
+        return dataclasses.replace(state, rows=rows)
+
+    def retire(self, state: RoundState, retired: Bool[Array, "B"]) -> RoundState:
+        """Make rows inert."""
+        rows = dataclasses.replace(state.rows, finished=self._retire(state.rows.finished, retired))
+        return dataclasses.replace(state, rows=rows)
 
     def lower_round(self, state: RoundState, *, num_pages: int) -> Any:
         """The lowered round, for inspection (`.compile().as_text()`)."""
-        return self._round.lower(self._leaves, state, num_pages=num_pages)
+        return self._round.lower(self._leaves, state, num_pages=num_pages, num_tokens=None)
 
     def lower_loop(self, state: RoundState, *, num_pages: int) -> Any:
         """The lowered device loop, for inspection."""
-        return self._loop.lower(self._leaves, state, jnp.asarray(False), num_pages=num_pages)
+        return self._loop.lower(self._leaves, state, jnp.asarray(False), num_pages=num_pages, tokens=None)
 
-    @staticmethod
-    def _jitted(program: Callable[..., Any], static: tuple[str, ...]) -> Any:
-        return jax.jit(program, donate_argnums=(1,), static_argnames=static)
-
-    def _step(self, leaves: tuple[Array, ...], num_pages: int) -> Step:
+    def _step(self, leaves: tuple[Array, ...], num_pages: int, num_tokens: int | None = None) -> Step:
         target, draft = nnx.merge(self._graphdef, jax.tree.unflatten(self._treedef, leaves))
-        config = StepConfig(num_speculative_tokens=self.num_speculative_tokens, num_pages=num_pages)
+        config = StepConfig(
+            num_speculative_tokens=self.num_speculative_tokens, num_pages=num_pages, num_tokens=num_tokens
+        )
         return speculative_step(target, draft, config)
 
     def _round_program(
-        self, leaves: tuple[Array, ...], state: RoundState, *, num_pages: int
+        self, leaves: tuple[Array, ...], state: RoundState, *, num_pages: int, num_tokens: int | None
     ) -> tuple[RoundState, RoundOutput]:
-        return self._step(leaves, num_pages)(state, None)
+        return self._step(leaves, num_pages, num_tokens)(state, None)
 
     def _loop_program(
-        self, leaves: tuple[Array, ...], state: RoundState, until_any_finishes: Bool[Array, ""], *, num_pages: int
+        self,
+        leaves: tuple[Array, ...],
+        state: RoundState,
+        until_any_finishes: Bool[Array, ""],
+        *,
+        num_pages: int,
+        tokens: range | None,
     ) -> tuple[RoundState, LoopOutput]:
         return decode_loop(
-            self._step(leaves, num_pages),
+            self._step(leaves, num_pages, None if tokens is None else tokens[-1]),
             state,
             max_rounds=self.max_rounds,
             last_position=num_pages * self.page_size - 1,
             until_any_finishes=until_any_finishes,
+            tokens=tokens,
         )
+
+    def _mixed_program(
+        self, leaves: tuple[Array, ...], state: RoundState, chunk: PromptChunk, *, num_pages: int
+    ) -> tuple[RoundState, RoundOutput]:
+        return self._step(leaves, num_pages)(state, chunk)
 
     def _prefill_program(
         self,
@@ -133,32 +134,11 @@ class Programs:
         num_pages: int,
     ) -> tuple[RoundState, RoundOutput]:
         """The step on a one-row view of the state, so that a prompt costs the same whatever the batch size."""
-        row_fields: dict[str, Any] = {
-            name: jax.lax.dynamic_slice_in_dim(getattr(state, name), row, 1) for name in _ROW_FIELDS
-        }
-        view = dataclasses.replace(state, **row_fields)
-        chunk = PromptChunk(
-            tokens=tokens[None], lengths=length[None], is_prompt=jnp.ones((1,), bool), is_last=is_last[None]
-        )
+        view = dataclasses.replace(state, rows=row_of(state.rows, row))
+        chunk = PromptChunk(tokens=tokens, lengths=length[None], is_prompt=jnp.ones((1,), bool), is_last=is_last[None])
         view, output = self._step(leaves, num_pages)(view, chunk)
-        merge = functools.partial(jax.lax.dynamic_update_slice_in_dim, start_index=row, axis=0)
-        merged: dict[str, Any] = {name: merge(getattr(state, name), getattr(view, name)) for name in _ROW_FIELDS}
-        return dataclasses.replace(view, **merged), output
+        return dataclasses.replace(view, rows=with_row(state.rows, row, view.rows)), output
 
 
-def _admit_program(
-    fields: dict[str, Array],
-    pages: Int32[Array, "P"],
-    stop_ids: Int32[Array, "n"],
-    row: Int32[Array, ""],
-    budget: Int32[Array, ""],
-    confidence_threshold: Float[Array, ""],
-) -> dict[str, Any]:
-    fresh = {name: jnp.zeros_like(value[0]) for name, value in fields.items()}
-    fresh |= {
-        "page_table": pages,
-        "stop_ids": stop_ids,
-        "remaining": budget,
-        "confidence_threshold": confidence_threshold,
-    }
-    return {name: value.at[row].set(fresh[name]) for name, value in fields.items()}
+def _retire_program(finished: Bool[Array, "B"], retired: Bool[Array, "B"]) -> Bool[Array, "B"]:
+    return finished | retired

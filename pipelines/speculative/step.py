@@ -1,9 +1,13 @@
-"""One round as a pure function: verify, accept, commit, context K/V, draft block, Markov chain, confidence cut.
+"""One round as a pure function: verify, decide, commit, context K/V, draft block, Markov chain, confidence cut.
 
 `speculative_step(target, draft, config)` closes over the modules and returns `(state, chunk) -> (state, output)`. Trace
 it inside your own jitted function: nothing here leaves the device. Without a draft the same function is plain decoding.
 With a `PromptChunk` some rows take prompt tokens instead of a verification; a prompt row commits its tokens and, at the
 prompt's end, drafts its first block in the same step.
+
+The target sees the tokens of all rows in one flat axis. Its length, `StepConfig.num_tokens`, is static: with fewer
+places than all rows and all drafts need, rows are packed, and drafts that find no place are not verified in this round.
+That costs acceptance, never text: a shorter proposal is a proposal.
 """
 
 from __future__ import annotations
@@ -15,12 +19,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32
 
+from dspark_jax.architectures.drafting.proposal import Proposal
 from dspark_jax.architectures.drafting.taps import tapped_forward
 from dspark_jax.architectures.nn.attention.kv_cache import KVCache, KVPages
 from dspark_jax.architectures.nn.attention.ragged_batch import PADDING_POSITION, RaggedBatch
 from dspark_jax.architectures.protocols import Draft, Target
-from dspark_jax.pipelines.speculative.acceptance import Verdict, accept_greedy, cut_emission
-from dspark_jax.pipelines.speculative.state import NO_TOKEN, PromptChunk, RoundOutput, RoundState
+from dspark_jax.pipelines.speculative.acceptance import Verdict, VerifyLogits, cut_emission, decide
+from dspark_jax.pipelines.speculative.state import NO_TOKEN, PromptChunk, RoundOutput, RoundState, Rows
 from dspark_jax.speculators_common.numerics.argmax import argmax
 
 Step = Callable[[RoundState, PromptChunk | None], tuple[RoundState, RoundOutput]]
@@ -32,99 +37,154 @@ class StepConfig:
 
     num_speculative_tokens: int  # k: drafts asked for per round; the draft always runs its trained width
     num_pages: int  # page-table columns that attention reads: positions below num_pages * page_size
+    num_tokens: int | None = None  # places of the flat batch; None: one for every token that the rows can have
 
 
 def speculative_step(target: Target, draft: Draft | None, config: StepConfig) -> Step:
     """The round for this pair. A draft of `None` gives plain greedy decoding."""
 
     def step(state: RoundState, chunk: PromptChunk | None = None) -> tuple[RoundState, RoundOutput]:
-        batch, is_prompt = _batch(state, chunk)
+        work = _work(state.rows, chunk, config)
         with jax.named_scope("verify"):
-            choices, taps, target_pages = _verify(target, draft, state, batch, chunk, config)
+            logits, taps, target_pages = _verify(target, draft, state, work, config)
         with jax.named_scope("accept"):
-            state, output, kept = _commit(state, chunk, choices, is_prompt)
-        state = dataclasses.replace(state, target_pages=target_pages)
+            verdict = decide(work.proposal, logits, argmax)
+            rows, output, kept = _commit(state.rows, work, verdict)
+        state = RoundState(target_pages=target_pages, draft_pages=state.draft_pages, rows=rows)
         if draft is None:
             return state, output
         with jax.named_scope("draft"):
-            state, non_finite = _propose(target, draft, state, batch.keep(kept), taps, config)
-        return state, dataclasses.replace(output, non_finite=non_finite)
+            state, non_finite = _draft(target, draft, state, work.batch.keep(kept), taps, config)
+        next_length = state.rows.proposal.length
+        return state, dataclasses.replace(output, next_length=next_length, non_finite=non_finite)
 
     return step
 
 
-def _batch(state: RoundState, chunk: PromptChunk | None) -> tuple[RaggedBatch, Bool[Array, "B"]]:
-    """Tokens `[anchor, drafts]` of decode rows and prompt tokens of prompt rows, from position P on."""
-    tokens = jnp.concatenate([state.anchor[:, None], state.drafts], axis=1)
-    lengths = jnp.where(state.finished, 0, 1 + state.num_drafts)
-    width = max(tokens.shape[1], 0 if chunk is None else chunk.tokens.shape[1])
-    tokens = jnp.pad(tokens, ((0, 0), (0, width - tokens.shape[1])))
-    is_prompt = jnp.zeros((state.num_rows,), bool)
-    if chunk is not None:
-        is_prompt = chunk.is_prompt
-        given = jnp.pad(chunk.tokens, ((0, 0), (0, width - chunk.tokens.shape[1])))
-        tokens = jnp.where(is_prompt[:, None], given, tokens)
-        lengths = jnp.where(is_prompt, chunk.lengths, lengths)
-    index = jnp.arange(width, dtype=jnp.int32)[None, :]
-    positions = jnp.where(index < lengths[:, None], state.committed[:, None] + index, PADDING_POSITION)
-    return RaggedBatch.rectangle(tokens, positions), is_prompt
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Work:
+    """What the rows do in this step."""
+
+    batch: RaggedBatch  # `[anchor, drafts]` of decode rows and prompt tokens of prompt rows, from position P on
+    proposal: Proposal  # what is verified: of length 0 for rows that verify nothing
+    is_prompt: Bool[Array, "B"]
+    is_last: Bool[Array, "B"]  # the row's prompt ends in this step
+    prompt_lengths: Int32[Array, "B"]  # 0 for decode rows
+    has_chunk: bool
+
+
+def _work(rows: Rows, chunk: PromptChunk | None, config: StepConfig) -> _Work:
+    nothing = jnp.zeros_like(rows.finished)
+    is_prompt, is_last = (nothing, nothing) if chunk is None else (chunk.is_prompt, chunk.is_prompt & chunk.is_last)
+    prompt_lengths = jnp.zeros_like(rows.committed) if chunk is None else jnp.where(is_prompt, chunk.lengths, 0)
+    offered = jnp.where(is_prompt | rows.finished, 0, rows.proposal.length)
+    decodes = ~is_prompt & ~rows.finished
+    length, num_tokens = offered, _num_tokens(rows, chunk)
+    if config.num_tokens is not None and config.num_tokens < num_tokens:
+        num_tokens = config.num_tokens
+        free = num_tokens - jnp.sum(prompt_lengths) - jnp.sum(decodes, dtype=jnp.int32)
+        length = _fitted(offered, rows.proposal.tokens.shape[1], free)
+    proposal = rows.proposal._replace(length=length)
+    lengths = jnp.where(decodes, 1 + length, prompt_lengths)
+    return _Work(
+        batch=_batch(rows, chunk, lengths, num_tokens),
+        proposal=proposal,
+        is_prompt=is_prompt,
+        is_last=is_last,
+        prompt_lengths=prompt_lengths,
+        has_chunk=chunk is not None,
+    )
+
+
+def _num_tokens(rows: Rows, chunk: PromptChunk | None) -> int:
+    """Tokens that the rows can have in all: every row decodes, and a chunk is full beside them. A lone row takes its
+    prompt or decodes.
+    """
+    decoding = rows.num_rows * (1 + rows.proposal.tokens.shape[1])
+    if chunk is None:
+        return decoding
+    given = chunk.tokens.shape[0]
+    return max(decoding, given) if rows.num_rows == 1 else decoding + given
+
+
+def _fitted(offered: Int32[Array, "B"], num_slots: int, free: Int32[Array, ""]) -> Int32[Array, "B"]:
+    """Proposals cut so that `free` drafts are left in all: the first drafts of all rows go before any second one."""
+    slots = jnp.arange(num_slots, dtype=jnp.int32)[:, None]
+    is_offered = slots < offered[None, :]
+    rank = jnp.cumsum(is_offered.reshape(-1).astype(jnp.int32)).reshape(is_offered.shape)
+    return jnp.sum(is_offered & (rank <= free), axis=0, dtype=jnp.int32)
+
+
+def _batch(rows: Rows, chunk: PromptChunk | None, lengths: Int32[Array, "B"], num_tokens: int) -> RaggedBatch:
+    decoding = jnp.concatenate([rows.anchor[:, None], rows.proposal.tokens], axis=1)
+    if chunk is None and num_tokens == decoding.size:
+        return _rectangle(rows, decoding, lengths)
+    if rows.num_rows == 1:
+        assert chunk is not None
+        width = max(num_tokens, decoding.shape[1])
+        given = jnp.pad(chunk.tokens, (0, width - chunk.tokens.shape[0]))[None]
+        tokens = jnp.where(chunk.is_prompt[:, None], given, jnp.pad(decoding, ((0, 0), (0, width - decoding.shape[1]))))
+        return _rectangle(rows, tokens, lengths)
+
+    def token_of(row: Int32[Array, "T"], index: Int32[Array, "T"]) -> Int32[Array, "T"]:
+        own = decoding[row, jnp.clip(index, 0, decoding.shape[1] - 1)]
+        if chunk is None:
+            return own
+        start = jnp.cumsum(chunk.lengths, dtype=jnp.int32) - chunk.lengths
+        given = chunk.tokens[jnp.clip(start[row] + index, 0, chunk.tokens.shape[0] - 1)]
+        return jnp.where(chunk.is_prompt[row], given, own)
+
+    widest = max(decoding.shape[1], 0 if chunk is None else chunk.tokens.shape[0])
+    return RaggedBatch.packed(lengths, rows.committed, token_of, num_tokens=num_tokens, row_width=widest)
+
+
+def _rectangle(rows: Rows, tokens: Int32[Array, "B L"], lengths: Int32[Array, "B"]) -> RaggedBatch:
+    index = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :]
+    positions = jnp.where(index < lengths[:, None], rows.committed[:, None] + index, PADDING_POSITION)
+    return RaggedBatch.rectangle(tokens, positions)
 
 
 def _verify(
-    target: Target,
-    draft: Draft | None,
-    state: RoundState,
-    batch: RaggedBatch,
-    chunk: PromptChunk | None,
-    config: StepConfig,
-) -> tuple[Int32[Array, "B verified"], Float[Array, "T mH"], KVPages]:
-    """The target's own token after each verify row (after the last prompt token for prompt rows), its taps,
-    its pages.
-    """
-    cache = KVCache(
-        pages=state.target_pages, page_table=state.page_table[:, : config.num_pages], lengths=state.committed
-    )
+    target: Target, draft: Draft | None, state: RoundState, work: _Work, config: StepConfig
+) -> tuple[VerifyLogits, Float[Array, "T mH"], KVPages]:
+    """The target's logits after each verify row (after the last prompt token for prompt rows), its taps, its pages."""
+    rows, batch = state.rows, work.batch
+    cache = KVCache(pages=state.target_pages, page_table=rows.page_table[:, : config.num_pages], lengths=rows.committed)
     hidden, taps, cache = tapped_forward(target, batch, cache, () if draft is None else draft.config.taps)
-    by_row = batch.to_rows(hidden)
-    num_verified = 1 + state.drafts.shape[1]
-    if chunk is None:
-        wanted = by_row[:, :num_verified]
-    else:
-        last = jnp.maximum(chunk.lengths - 1, 0)[:, None]
-        index = jnp.where(chunk.is_prompt[:, None], last, jnp.arange(num_verified, dtype=jnp.int32)[None, :])
-        wanted = jnp.take_along_axis(by_row, index[:, :, None], axis=1)
-    return argmax(target.compute_logits(wanted)), taps, cache.pages
+    width = 1 + rows.proposal.tokens.shape[1]
+    slots = jnp.arange(width, dtype=jnp.int32)[None, :]
+    last = jnp.where(work.is_prompt[:, None], jnp.maximum(work.prompt_lengths - 1, 0)[:, None], slots)
+    index = jnp.minimum(batch.row_offsets[:-1, None] + last, hidden.shape[0] - 1)
+    if work.has_chunk:  # of a prompt only the last token needs logits
+        hidden = hidden[index].reshape(rows.num_rows * width, hidden.shape[1])
+    return VerifyLogits(target.compute_logits(hidden), index), taps, cache.pages
 
 
-def _commit(
-    state: RoundState, chunk: PromptChunk | None, choices: Int32[Array, "B verified"], is_prompt: Bool[Array, "B"]
-) -> tuple[RoundState, RoundOutput, Int32[Array, "B"]]:
-    """Accept, emit, advance P. Also the number of batch tokens per row that become draft context."""
-    offered = jnp.where(is_prompt | state.finished, 0, state.num_drafts)
-    verdict = accept_greedy(state.drafts, offered, choices)
-    is_round = ~is_prompt & ~state.finished
-    emits = is_round if chunk is None else is_round | (is_prompt & chunk.is_last)
-    emission = cut_emission(state.drafts, verdict, state.stop_ids, jnp.where(emits, state.remaining, 0), NO_TOKEN)
-    kept = emission.num_tokens
-    if chunk is not None:
-        kept = jnp.where(is_prompt, chunk.lengths, kept)
-    remaining = state.remaining - emission.num_tokens
+def _commit(rows: Rows, work: _Work, verdict: Verdict) -> tuple[Rows, RoundOutput, Int32[Array, "B"]]:
+    """Emit, advance P. Also the number of batch tokens per row that become draft context."""
+    is_round = ~work.is_prompt & ~rows.finished
+    emits = is_round | work.is_last
+    budget = jnp.where(emits, rows.remaining, 0)
+    emission = cut_emission(work.proposal.tokens, verdict, rows.stop_ids, budget, NO_TOKEN)
+    kept = jnp.where(work.is_prompt, work.prompt_lengths, emission.num_tokens)
+    remaining = rows.remaining - emission.num_tokens
     output = RoundOutput(
         tokens=emission.tokens,
         num_tokens=emission.num_tokens,
         is_round=is_round,
-        proposed=_cut_at_stop(offered, verdict, emission.num_tokens, emission.stopped),
+        proposed=_cut_at_stop(work.proposal.length, verdict, emission.num_tokens, emission.stopped),
         accepted=_cut_at_stop(verdict.accepted, verdict, emission.num_tokens, emission.stopped),
+        next_length=jnp.zeros_like(rows.committed),
         non_finite=jnp.zeros_like(is_round),
     )
-    state = dataclasses.replace(
-        state,
-        committed=state.committed + kept,
-        anchor=jnp.where(emits & (emission.num_tokens > 0), emission.last_token, state.anchor),
+    rows = dataclasses.replace(
+        rows,
+        committed=rows.committed + kept,
+        anchor=jnp.where(emits & (emission.num_tokens > 0), emission.last_token, rows.anchor),
         remaining=remaining,
-        finished=state.finished | (emits & (emission.stopped | (remaining <= 0))),
+        finished=rows.finished | (emits & (emission.stopped | (remaining <= 0))),
     )
-    return state, output, kept
+    return rows, output, kept
 
 
 def _cut_at_stop(
@@ -134,30 +194,23 @@ def _cut_at_stop(
     return jnp.where(stopped & (num_tokens <= verdict.accepted), num_tokens, length)
 
 
-def _propose(
+def _draft(
     target: Target, draft: Draft, state: RoundState, batch: RaggedBatch, taps: Float[Array, "T mH"], config: StepConfig
 ) -> tuple[RoundState, Bool[Array, "B"]]:
-    """Store the context of the committed tokens, then draft the next block at the new anchor."""
+    """Store the context of the committed tokens, then propose the next block at the new anchor."""
     assert state.draft_pages is not None
-    table = state.page_table[:, : config.num_pages]
-    cache = KVCache(pages=state.draft_pages, page_table=table, lengths=state.committed)
+    rows = state.rows
+    table = rows.page_table[:, : config.num_pages]
+    cache = KVCache(pages=state.draft_pages, page_table=table, lengths=rows.committed)
     context = draft.project_target_hidden(taps)
     cache = draft.materialize_kv(context, batch, cache)
     num_slots = config.num_speculative_tokens + (0 if draft.config.sample_from_anchor else 1)
-    hidden = draft.forward_block(draft.embed_block(state.anchor, target), cache, num_slots)
-    base_logits = draft.compute_logits(hidden, target)
-    drafts = draft.sample_draft_tokens(base_logits, state.anchor, hidden=hidden)
-    finite = jnp.all(jnp.isfinite(hidden), axis=(1, 2)) & _kept_rows_finite(context, batch)
-    free_positions = state.page_table.shape[1] * cache.pages.keys[0].shape[2] - 1 - state.committed
-    length = jnp.clip(free_positions, 0, config.num_speculative_tokens)
-    confidence = draft.predict_confidence(hidden, state.anchor, drafts)
-    if confidence is not None:
-        length = jnp.minimum(length, draft.proposal_length(confidence, state.confidence_threshold))
-    length = jnp.where(finite, length, 0)
-    state = dataclasses.replace(state, draft_pages=cache.pages, drafts=drafts, num_drafts=length)
-    return state, ~finite & ~state.finished
-
-
-def _kept_rows_finite(context: Float[Array, "T d"], batch: RaggedBatch) -> Bool[Array, "B"]:
-    finite = jnp.all(jnp.isfinite(context), axis=-1) | (batch.positions == PADDING_POSITION)
-    return jnp.all(batch.to_rows(finite), axis=1)
+    hidden = draft.forward_block(draft.embed_block(rows.anchor, target), cache, num_slots)
+    proposal = draft.propose(hidden, draft.compute_logits(hidden, target), rows.anchor, rows.confidence_threshold)
+    context_is_finite = jnp.all(jnp.isfinite(context), axis=-1) | (batch.positions == PADDING_POSITION)
+    finite = jnp.all(jnp.isfinite(hidden), axis=(1, 2)) & batch.all_in_row(context_is_finite)
+    free_positions = rows.page_table.shape[1] * cache.pages.page_size - 1 - rows.committed
+    length = jnp.minimum(proposal.length, jnp.maximum(free_positions, 0))
+    proposal = proposal._replace(length=jnp.where(finite, length, 0))
+    rows = dataclasses.replace(rows, proposal=proposal)
+    return dataclasses.replace(state, draft_pages=cache.pages, rows=rows), ~finite & ~rows.finished

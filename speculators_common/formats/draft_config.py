@@ -104,6 +104,7 @@ class DraftConfig:
     family: str = dataclasses.field(compare=False)
     source: str = dataclasses.field(default="", compare=False)  # the config file, for messages
     num_target_layers: int | None = dataclasses.field(default=None, compare=False)
+    stated_drafts: int | None = dataclasses.field(default=None, compare=False)  # k that the file states
     target_name: str | None = dataclasses.field(default=None, compare=False)
     target_architectures: tuple[str, ...] = dataclasses.field(default=(), compare=False)
     choices: tuple[Choice, ...] = dataclasses.field(default=(), compare=False)

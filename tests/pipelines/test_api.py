@@ -11,9 +11,9 @@ import pytest
 
 import dspark_jax
 from dspark_jax.pipelines import api
-from dspark_jax.pipelines.api import Pipeline, Round, StreamPiece, load
+from dspark_jax.pipelines.api import Pipeline, PromptFormat, Round, StreamPiece, load
 from dspark_jax.pipelines.checkpoints import loading
-from dspark_jax.pipelines.checkpoints.load_choices import KVPlan, choice_lines, in_bytes
+from dspark_jax.pipelines.checkpoints.load_choices import choice_lines, in_bytes
 from dspark_jax.speculators_common.errors import DSparkError, PairError, RequestError
 from dspark_jax.speculators_common.formats.draft_config import Choice
 from tests.support import text_pair
@@ -68,8 +68,8 @@ def test_the_models_own_stop_token_ends_an_output_unless_others_are_stated(
 def test_text_goes_through_the_chat_template_unless_raw(pipeline: Pipeline) -> None:
     [chat] = pipeline.generate("abc", max_new_tokens=3)
     [messages] = pipeline.generate([{"role": "user", "content": "abc"}], max_new_tokens=3)
-    [raw] = pipeline.generate("abc", max_new_tokens=3, raw=True)
-    [with_system] = pipeline.generate("abc", max_new_tokens=3, system="short")
+    [raw] = pipeline.generate("abc", max_new_tokens=3, prompt_format=PromptFormat(raw=True))
+    [with_system] = pipeline.generate("abc", max_new_tokens=3, prompt_format=PromptFormat(system="short"))
     tokenizer = pipeline.target.tokenizer
     assert tokenizer is not None
     assert (
@@ -120,7 +120,7 @@ def test_a_confidence_threshold_cuts_proposals_and_not_the_text(pipeline: Pipeli
 
 
 def test_compilation_is_told_apart_from_decoding(pipeline: Pipeline, pair: RecordedPair) -> None:
-    fresh = Pipeline(pipeline.target, pipeline.draft, pipeline.options)
+    fresh = Pipeline(pipeline._prepared, pipeline.target, pipeline.draft)
     [first] = fresh.generate(pair.prompt(0), max_new_tokens=20, stop_ids=())
     [second] = fresh.generate(pair.prompt(0), max_new_tokens=20, stop_ids=())
     assert first.compile_seconds > 0
@@ -159,7 +159,7 @@ def test_choices_are_data_and_announced_before_the_caches(pair: RecordedPair) ->
     assert choices["taps"].value == "2, 3, 5"
     assert choices["embed_tokens"].value == choices["lm_head"].value == "the draft's own"
     assert choices["dtype"].value == "bfloat16"
-    assert choices["kv_cache"].value == f"{in_bytes(pipeline.engine.kv_bytes)} for 2 rows of 100 positions"
+    assert choices["kv_cache"].value == f"{in_bytes(pipeline.plan.kv_bytes)} for 2 rows of 100 positions"
     assert choices["attention"].value == "xla on cpu"
     assert choices["stop_ids"].value == str(pair.stop_id(0))
     flags = {
@@ -191,16 +191,13 @@ def test_what_overrules_the_files_is_a_choice_with_its_reason(pair: RecordedPair
 def test_the_announced_cache_is_the_allocated_one(pair: RecordedPair, options: dict[str, Any]) -> None:
     pipeline = load(pair.target, pair.draft, dtype="float32", **options)
     assert pipeline.draft is not None
-    assert (
-        KVPlan.of(pipeline.target.module, pipeline.draft.module, pipeline.options).num_bytes == pipeline.engine.kv_bytes
-    )
-    plain = pipeline.without_draft()
-    assert KVPlan.of(plain.target.module, None, plain.options).num_bytes == plain.engine.kv_bytes
+    for one in (pipeline, pipeline.without_draft()):
+        assert one.plan.kv_bytes == one.engine.runner.num_cache_bytes
 
 
 def test_the_default_length_is_what_the_target_was_made_for(pipeline: Pipeline) -> None:
     assert pipeline.target.config.max_position_embeddings == 512
-    assert pipeline.options.max_seq_len == 512
+    assert pipeline.plan.options.max_seq_len == 512
 
 
 def test_loading_leaves_the_global_configuration_alone(pair: RecordedPair) -> None:

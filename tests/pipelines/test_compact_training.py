@@ -19,7 +19,8 @@ from dspark_jax.architectures.dspark_compact.training_rows import anchor_positio
 from dspark_jax.architectures.nn.attention.kv_cache import KVCache, KVPages
 from dspark_jax.architectures.nn.attention.ragged_batch import RaggedBatch
 from dspark_jax.pipelines.checkpoints.loading import LoadedTarget, load_draft, load_target
-from dspark_jax.pipelines.speculative.engine import Completion, Engine, EngineOptions, Request
+from dspark_jax.pipelines.speculative.engine import Completion, Engine, EngineOptions
+from tests.support.requests import request_for
 from tests.support.tiny_families import BLOCK, COMPACT, HIDDEN, TARGET_ID, VOCAB, tiny_target
 
 NEW_TOKENS, STEPS, LEARNING_RATE = 24, 100, 0.02
@@ -38,7 +39,7 @@ def _completions(target: LoadedTarget, draft: Any) -> list[Completion]:
         draft,
         EngineOptions(max_seq_len=48, batch_size=4, page_size=64, prefill_chunks=(4,), rounds_per_call=8),
     )
-    return engine.generate([Request(prompt_ids=prompt, max_new_tokens=NEW_TOKENS) for prompt in PROMPTS])
+    return engine.generate([request_for(prompt_ids=prompt, max_new_tokens=NEW_TOKENS) for prompt in PROMPTS])
 
 
 def _training_rows(

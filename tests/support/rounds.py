@@ -18,7 +18,7 @@ from flax import nnx
 
 from dspark_jax.architectures.nn.attention.kv_cache import KVPages
 from dspark_jax.architectures.protocols import Draft, Target
-from dspark_jax.pipelines.speculative.state import NO_TOKEN, PromptChunk, RoundOutput, RoundState, empty_state
+from dspark_jax.pipelines.speculative.state import NO_TOKEN, PromptChunk, RoundOutput, RoundState, Rows, empty_state
 from dspark_jax.pipelines.speculative.step import StepConfig, speculative_step
 
 NUM_STOP_IDS = 4
@@ -51,9 +51,18 @@ class Rounds:
             None if draft is None else KVPages.zeros(draft.kv_params(page_size), num_pages),
             num_rows=num_rows,
             pages_per_row=pages_per_row,
-            num_drafts=self.num_drafts,
+            num_speculative_tokens=self.num_drafts,
             num_stop_ids=NUM_STOP_IDS,
         )
+
+    @property
+    def rows(self) -> Rows:
+        """What the state knows of the rows."""
+        return self.state.rows
+
+    def change_rows(self, **changes: Any) -> None:
+        """Replace fields of the rows."""
+        self.state = dataclasses.replace(self.state, rows=dataclasses.replace(self.rows, **changes))
 
     def admit(
         self,
@@ -67,17 +76,15 @@ class Rounds:
         """Make `row` an empty live row."""
         own = range(row * self.pages_per_row, (row + 1) * self.pages_per_row)
         stops = [*stop_ids, *[NO_TOKEN] * (NUM_STOP_IDS - len(stop_ids))]
-        state = self.state
-        self.state = dataclasses.replace(
-            state,
-            page_table=state.page_table.at[row].set(jnp.asarray(own if pages is None else pages, jnp.int32)),
-            committed=state.committed.at[row].set(0),
-            drafts=state.drafts.at[row].set(0),
-            num_drafts=state.num_drafts.at[row].set(0),
-            remaining=state.remaining.at[row].set(budget),
-            finished=state.finished.at[row].set(False),
-            stop_ids=state.stop_ids.at[row].set(jnp.asarray(stops, jnp.int32)),
-            confidence_threshold=state.confidence_threshold.at[row].set(threshold),
+        rows = self.rows
+        self.change_rows(
+            page_table=rows.page_table.at[row].set(jnp.asarray(own if pages is None else pages, jnp.int32)),
+            committed=rows.committed.at[row].set(0),
+            proposal=jax.tree.map(lambda leaf: leaf.at[row].set(0), rows.proposal),
+            remaining=rows.remaining.at[row].set(budget),
+            finished=rows.finished.at[row].set(False),
+            stop_ids=rows.stop_ids.at[row].set(jnp.asarray(stops, jnp.int32)),
+            confidence_threshold=rows.confidence_threshold.at[row].set(threshold),
         )
 
     def feed(
@@ -87,15 +94,17 @@ class Rounds:
 
         The prompts of the rows in `last`, by default all of them, end here. The output's arrays are on the host.
         """
-        tokens = np.full((self.num_rows, self.width), padding_id, np.int32)
+        tokens = np.full((self.num_rows * self.width,), padding_id, np.int32)
         lengths, is_prompt, is_last = (
             np.zeros(self.num_rows, np.int32),
             np.zeros(self.num_rows, bool),
             np.zeros(self.num_rows, bool),
         )
         for row, ids in parts.items():
-            tokens[row, : len(ids)], lengths[row], is_prompt[row] = ids, len(ids), True
+            lengths[row], is_prompt[row] = len(ids), True
             is_last[row] = last is None or row in last
+        given = [token for row in sorted(parts) for token in parts[row]]
+        tokens[: len(given)] = given
         chunk = PromptChunk(
             tokens=jnp.asarray(tokens),
             lengths=jnp.asarray(lengths),
@@ -136,7 +145,7 @@ class Rounds:
 
     def context(self, pages: KVPages, row: int) -> list[np.ndarray]:
         """Keys and values of all layers that `row` has stored for its committed positions, each `[K, P, hd]`."""
-        table, committed = np.asarray(self.state.page_table[row]), int(self.state.committed[row])
+        table, committed = np.asarray(self.rows.page_table[row]), int(self.rows.committed[row])
         pools = [np.asarray(pool)[table] for pool in (*pages.keys, *pages.values)]
         return [pool.transpose(1, 0, 2, 3).reshape(pool.shape[1], -1, pool.shape[3])[:, :committed] for pool in pools]
 
@@ -160,6 +169,6 @@ def one_row_state(
         None if draft is None else KVPages.zeros(draft.kv_params(page_size), num_pages),
         num_rows=1,
         pages_per_row=pages_per_row,
-        num_drafts=0 if draft is None else draft.config.num_drafts,
+        num_speculative_tokens=0 if draft is None else draft.config.num_drafts,
         num_stop_ids=2,
     )

@@ -22,6 +22,7 @@ from dspark_jax.architectures.nn.attention.kv_cache import KVCache, KVPages
 from dspark_jax.architectures.nn.attention.ragged_batch import PADDING_POSITION, RaggedBatch
 from dspark_jax.pipelines.checkpoints.loading import LoadedTarget, load_target
 from dspark_jax.pipelines.speculative.engine import Completion, Engine, EngineOptions, Request
+from tests.support.requests import request_for
 
 ROWS, LENGTH, PROMPT, PAGE_SIZE, PAGES_PER_ROW = 2, 20, 4, 8, 3
 TOLERANCE = 1e-4
@@ -76,10 +77,10 @@ class TargetOracle:
     def requests(self) -> list[Request]:
         """The recorded greedy prompts with the recorded length, then a longer prompt: more requests than rows."""
         recorded = [
-            Request(prompt_ids=tuple(row[:PROMPT].tolist()), max_new_tokens=LENGTH - PROMPT)
+            request_for(prompt_ids=tuple(row[:PROMPT].tolist()), max_new_tokens=LENGTH - PROMPT)
             for row in self.expected["input_ids"]
         ]
-        return [*recorded, Request(prompt_ids=tuple(self.expected["input_ids"][0, :9].tolist()), max_new_tokens=12)]
+        return [*recorded, request_for(prompt_ids=tuple(self.expected["input_ids"][0, :9].tolist()), max_new_tokens=12)]
 
     @functools.cached_property
     def plain(self) -> list[Completion]:

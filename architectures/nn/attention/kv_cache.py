@@ -52,6 +52,16 @@ class KVPages:
     keys: tuple[Shaped[Array, "pages _K page _hd"], ...]
     values: tuple[Shaped[Array, "pages _K page _hd"], ...]
 
+    @property
+    def num_pages(self) -> int:
+        """Pages of every pool."""
+        return self.keys[0].shape[0]
+
+    @property
+    def page_size(self) -> int:
+        """Positions of a page."""
+        return self.keys[0].shape[2]
+
     @classmethod
     def zeros(cls, params: KVParams, num_pages: int) -> KVPages:
         """Empty pools of `num_pages` pages."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -41,6 +42,34 @@ class RaggedBatch:
             rectangular=True,
         )
 
+    @classmethod
+    def packed(
+        cls,
+        lengths: Int32[Array, "B"],
+        first_positions: Int32[Array, "B"],
+        token_of: Callable[[Int32[Array, "T"], Int32[Array, "T"]], Int32[Array, "T"]],
+        *,
+        num_tokens: int,
+        row_width: int,
+    ) -> RaggedBatch:
+        """The first `lengths[b]` tokens of every row, row after row, in a flat axis of `num_tokens`.
+
+        `token_of(row, index in the row)` gives the token ids; a row stands at `first_positions[b]` and after. The
+        lengths must add up to at most `num_tokens`; what is left over is inert.
+        """
+        ends = jnp.cumsum(lengths, dtype=jnp.int32)
+        offsets = jnp.concatenate([jnp.zeros((1,), jnp.int32), ends])
+        place = jnp.arange(num_tokens, dtype=jnp.int32)
+        row = jnp.minimum(jnp.searchsorted(ends, place, side="right").astype(jnp.int32), lengths.shape[0] - 1)
+        index = place - offsets[row]
+        return cls(
+            tokens=token_of(row, index),
+            positions=jnp.where(place < ends[-1], first_positions[row] + index, PADDING_POSITION),
+            row_of_token=row,
+            row_offsets=offsets,
+            row_width=row_width,
+        )
+
     @property
     def num_rows(self) -> int:
         """B."""
@@ -55,6 +84,12 @@ class RaggedBatch:
         """The same batch in which all but the first `lengths` tokens of each row are inert."""
         kept: Bool[Array, "T"] = self.index_in_row < lengths[self.row_of_token]
         return dataclasses.replace(self, positions=jnp.where(kept, self.positions, PADDING_POSITION))
+
+    def all_in_row(self, flags: Bool[Array, "T"]) -> Bool[Array, "B"]:
+        """Whether all tokens of each row have the flag; inert tokens are asked, too."""
+        if self.rectangular:
+            return jnp.all(self.to_rows(flags), axis=1)
+        return jnp.ones((self.num_rows,), bool).at[self.row_of_token].min(flags)
 
     def to_rows(self, flat: Shaped[Array, "T *axes"]) -> Shaped[Array, "B L *axes"]:
         """Flat -> one line per row; places past a row's end repeat some token and mean nothing."""

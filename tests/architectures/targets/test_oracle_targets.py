@@ -15,7 +15,8 @@ from safetensors.numpy import load_file
 from dspark_jax.architectures.nn.attention.kv_cache import KVCache, KVPages
 from dspark_jax.architectures.nn.attention.ragged_batch import PADDING_POSITION, RaggedBatch
 from dspark_jax.pipelines.checkpoints.loading import load_target
-from dspark_jax.pipelines.speculative.engine import Engine, EngineOptions, Request
+from dspark_jax.pipelines.speculative.engine import Engine, EngineOptions
+from tests.support.requests import request_for
 
 ROWS, LENGTH, PAGE_SIZE, PAGES_PER_ROW = 2, 20, 8, 3
 TOLERANCE = 1e-4
@@ -123,7 +124,7 @@ def test_plain_decoding_gives_the_reference_s_greedy_text(case: Case) -> None:
     )
     engine = Engine(case.target, None, options)
     prompts = [tuple(row[:4].tolist()) for row in case.expected["input_ids"]]
-    completions = engine.generate([Request(prompt_ids=prompt, max_new_tokens=16) for prompt in prompts])
+    completions = engine.generate([request_for(prompt_ids=prompt, max_new_tokens=16) for prompt in prompts])
     for prompt, completion, wanted in zip(prompts, completions, case.expected["greedy_ids"], strict=True):
         assert [*prompt, *completion.output_ids] == wanted.tolist()
         assert completion.finish_reason == "length"

@@ -18,12 +18,13 @@ from dspark_jax.pipelines.bench import plot as benchmark_plot
 from dspark_jax.pipelines.bench.benchmark import ALL_SETS, Benchmark, BenchmarkOptions, PromptSet, run_benchmark
 from dspark_jax.pipelines.bench.figures import Run
 from dspark_jax.pipelines.bench.machine import ReadProbe
-from dspark_jax.pipelines.bench.probes import ProgramProbe, alternating_medians, stream_seconds
+from dspark_jax.pipelines.bench.probes import RoundClock, alternating_medians, stream_seconds
 from dspark_jax.pipelines.bench.report import as_json, as_text
 from dspark_jax.pipelines.checkpoints.loading import LoadedDraft, LoadedTarget, load_draft, load_target
 from dspark_jax.pipelines.commands import bench
-from dspark_jax.pipelines.speculative.engine import Engine, EngineOptions, Request
+from dspark_jax.pipelines.speculative.engine import Engine, EngineOptions
 from dspark_jax.speculators_common.errors import DSparkError, RequestError
+from tests.support.requests import request_for
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -192,9 +193,11 @@ def test_engines_read_the_page_counts_of_one_with_room_for_much_more(pair: tuple
     options = BenchmarkOptions(num_speculative_tokens=(1, 5), max_new_tokens=96)
     found = benchmark._Bench(*pair, [long], options)
     assert (
-        found.buckets.counts == (4, 8) == Engine(pair[0].module, None, EngineOptions(max_seq_len=2048)).page_buckets[:2]
+        found.buckets.counts
+        == (4, 8)
+        == Engine(pair[0].module, None, EngineOptions(max_seq_len=2048)).plan.page_buckets[:2]
     )
-    assert {engine.page_buckets for engine in found.engines} == {(4, 8)}
+    assert {engine.plan.page_buckets for engine in found.engines} == {(4, 8)}
 
 
 # ---- the probes
@@ -207,34 +210,29 @@ def engine(pair: tuple[LoadedTarget, LoadedDraft]) -> Engine:
     )
 
 
-def test_a_round_without_drafting_still_verifies_every_draft(
-    pair: tuple[LoadedTarget, LoadedDraft], engine: Engine
-) -> None:
+def test_a_round_without_drafting_still_verifies_every_draft(engine: Engine) -> None:
     """The programs of plain decoding, given drafts, are the verify-only round of which the draft's share is told."""
-    probe = ProgramProbe(engine.programs, pair[0].module, None, num_pages=4, num_drafts=3, max_stop_ids=8)
-    probe.measure(4)
-    probe.measure(4)
-    assert len(probe.times[4]) == 2
-    state = dataclasses.replace(
-        probe._state, num_drafts=jnp.full((1,), 3, jnp.int32), committed=jnp.zeros((1,), jnp.int32)
-    )
-    _, output = engine.programs.loop(state, num_pages=4, until_any_finishes=False)
-    assert output.proposed[0].tolist() == [3] * 5
-    assert int(output.num_rounds[0]) == 5
+    probe = engine.probe(num_drafts=3)
+    clock = RoundClock(probe)
+    clock.measure(4)
+    clock.measure(4)
+    assert len(clock.times[4]) == 2
+    _, rounds = probe.run_rounds(4)
+    assert rounds == 5
+    assert probe.proposed.tolist() == [[3] * 5]
 
 
-def test_an_empty_call_runs_no_round(pair: tuple[LoadedTarget, LoadedDraft], engine: Engine) -> None:
-    probe = ProgramProbe(engine.programs, pair[0].module, None, num_pages=4, num_drafts=0, max_stop_ids=8)
-    assert probe._call(4, live=True)[1] == 5
-    assert probe._call(4, live=False)[1] == 0
-    assert probe.seconds_of_empty_call(4) > 0
+def test_an_empty_call_runs_no_round(engine: Engine) -> None:
+    probe = engine.probe(num_drafts=0)
+    assert probe.run_rounds(4)[1] == 5
+    assert probe.run_empty(4) > 0
+    assert probe.proposed.tolist() == [[-1] * 5]
 
 
-def test_stamping_an_engine_changes_neither_its_output_nor_the_engine(engine: Engine) -> None:
-    request = Request(prompt_ids=(3, 17, 60, 5), max_new_tokens=6)
-    programs, before = engine.programs, engine.generate([request])[0].output_ids
+def test_timing_rounds_changes_no_output(engine: Engine) -> None:
+    request = request_for(prompt_ids=(3, 17, 60, 5), max_new_tokens=6)
+    before = engine.generate([request])[0].output_ids
     figures = stream_seconds(engine, request)
-    assert engine.programs is programs
     assert 0 < figures.between_calls < figures.wall
     assert engine.generate([request])[0].output_ids == before
 

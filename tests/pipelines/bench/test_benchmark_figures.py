@@ -20,7 +20,8 @@ from dspark_jax.pipelines.bench.figures import (
 )
 from dspark_jax.pipelines.bench.machine import roofline, streamed_weight_bytes
 from dspark_jax.pipelines.checkpoints.checkpoint import open_checkpoint
-from dspark_jax.pipelines.speculative.engine import Completion, Request
+from dspark_jax.pipelines.speculative.engine import Completion
+from tests.support.requests import request_for
 
 
 def _run(
@@ -82,9 +83,10 @@ def test_tokens_beyond_the_budget_count_in_tau_and_not_in_speed() -> None:
 
 def test_a_run_keeps_what_the_completion_says_about_its_rounds() -> None:
     # The last round ended in an accepted stop token: no token of the target's own, 2 + 1 tokens are committed.
-    request = Request(prompt_ids=(1, 2, 3), max_new_tokens=9, stop_ids=(7,))
+    request = request_for(prompt_ids=(1, 2, 3), max_new_tokens=9, stop_ids=(7,))
     completion = Completion(
         request=request,
+        allowed_new_tokens=9,
         output_ids=[4, 5, 6, 7],
         finish_reason="stop",
         rounds=[(2, 1), (1, 1)],

@@ -14,9 +14,10 @@ import jax.numpy as jnp
 import pytest
 
 from dspark_jax.pipelines.checkpoints.loading import LoadedTarget, load_draft, load_target
-from dspark_jax.pipelines.speculative.engine import Completion, Engine, EngineOptions, Request
+from dspark_jax.pipelines.speculative.engine import Completion, Engine, EngineOptions
 from dspark_jax.pipelines.speculative.programs import Programs
 from tests.support.hlo_text import whole_array_moves
+from tests.support.requests import request_for
 from tests.support.rounds import one_row_state
 
 pytest.importorskip("gguf", reason="the demo target is a GGUF file")
@@ -29,7 +30,7 @@ NEW_TOKENS = RECORD["max_new_tokens"]
 
 # The recorded loop runs while the anchor is below prompt + budget: one token more than ours.
 REQUESTS = [
-    Request(prompt_ids=tuple(sample["prompt_ids"]), max_new_tokens=NEW_TOKENS + 1, stop_ids=(RECORD["stop_token"],))
+    request_for(prompt_ids=tuple(sample["prompt_ids"]), max_new_tokens=NEW_TOKENS + 1, stop_ids=(RECORD["stop_token"],))
     for sample in RECORD["samples"]
 ]
 

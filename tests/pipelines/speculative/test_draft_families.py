@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 
 from dspark_jax.pipelines.checkpoints.loading import LoadedDraft, LoadedTarget, load_draft, load_target
-from dspark_jax.pipelines.speculative.engine import Completion, Engine, EngineOptions, Request
+from dspark_jax.pipelines.speculative.engine import Completion, Engine, EngineOptions
+from tests.support.requests import request_for
 from tests.support.tiny_families import BLOCK, FAMILIES, VOCAB, tiny_target
 
 NEW_TOKENS = 24
@@ -46,7 +47,7 @@ def _engine(family: str | None, batch_size: int, dtype: str) -> Engine:
 
 
 def _completions(engine: Engine, **options: Any) -> list[Completion]:
-    return engine.generate([Request(prompt_ids=prompt, max_new_tokens=NEW_TOKENS, **options) for prompt in PROMPTS])
+    return engine.generate([request_for(prompt_ids=prompt, max_new_tokens=NEW_TOKENS, **options) for prompt in PROMPTS])
 
 
 @functools.cache
@@ -108,7 +109,7 @@ def test_gemma_targets_say_the_same_with_a_draft(target: str, draft: str, data_d
     loaded = load_target(data_dir / "E_targets" / target, jnp.float32)
     module = load_draft(data_dir / draft, loaded, jnp.float32).module
     options = EngineOptions(max_seq_len=32, batch_size=5, page_size=64, prefill_chunks=(12,), rounds_per_call=8)
-    requests = [Request(prompt_ids=prompt, max_new_tokens=12) for prompt in PROMPTS]
+    requests = [request_for(prompt_ids=prompt, max_new_tokens=12) for prompt in PROMPTS]
     plain, speculative = (Engine(loaded.module, other, options).generate(requests) for other in (None, module))
     assert [completion.output_ids for completion in speculative] == [completion.output_ids for completion in plain]
     assert all(proposed >= 1 for completion in speculative for proposed, _ in completion.rounds)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dspark_jax.pipelines.speculative.engine import Completion, Engine, EngineOptions, Request
+from dspark_jax.pipelines.speculative.engine import Completion, Engine, EngineOptions
 from tests.support.planted import BLOCK, CYCLE, DraftPlant, cycle_from, planted_pair, scripted_rounds, spoiled
 from tests.support.random_pairs import (
     VOCAB,
@@ -23,6 +23,7 @@ from tests.support.random_pairs import (
     random_prompts,
     random_target,
 )
+from tests.support.requests import request_for
 from tests.support.tiny_checkpoints import TinyCheckpoint, load_pair
 
 NEW_TOKENS = 20
@@ -74,7 +75,7 @@ class Setting:
             prefill_chunks=self.chunks,
             rounds_per_call=7,
         )
-        requests = [Request(prompt_ids=prompt, max_new_tokens=NEW_TOKENS) for prompt in PROMPTS]
+        requests = [request_for(prompt_ids=prompt, max_new_tokens=NEW_TOKENS) for prompt in PROMPTS]
         return Engine(*pair, options).generate(requests, stream=self.stream)
 
 
@@ -107,7 +108,7 @@ def test_every_scripted_accept_pattern_is_followed_exactly() -> None:
     markov = spoiled({0, 2, 5, 9, 14})
     options = EngineOptions(batch_size=2, max_seq_len=80, page_size=16, prefill_chunks=(4,), rounds_per_call=5)
     engine = Engine(*planted_pair(DraftPlant(markov=markov)), options)
-    request = Request(prompt_ids=cycle_from(21, 3), max_new_tokens=60)
+    request = request_for(prompt_ids=cycle_from(21, 3), max_new_tokens=60)
     completions = engine.generate([request] * 3) + engine.generate([request] * 2, stream=True)
     for completion in completions:
         assert completion.output_ids == list(cycle_from(0, 60))

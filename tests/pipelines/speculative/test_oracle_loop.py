@@ -18,7 +18,8 @@ from safetensors.numpy import load_file
 
 from dspark_jax.pipelines.checkpoints.loading import load_draft, load_target
 from dspark_jax.pipelines.speculative.engine import Completion, Engine, EngineOptions, Request
-from dspark_jax.pipelines.speculative.state import RoundOutput, RoundState
+from dspark_jax.pipelines.speculative.state import RoundOutput, Rows
+from tests.support.requests import request_for
 from tests.support.rounds import Rounds
 
 PROMPTS = range(4)
@@ -54,7 +55,7 @@ def engine(pair: tuple[Any, Any]) -> Engine:
 
 def _request(expected: dict[str, np.ndarray], run: str, prompt: int) -> Request:
     threshold, new_tokens = RUNS[run]
-    return Request(
+    return request_for(
         prompt_ids=tuple(expected[f"p{prompt}.prompt"].tolist()),
         max_new_tokens=new_tokens + 1,
         stop_ids=tuple(expected[f"p{prompt}.stop.stop_token_ids"].tolist()) if run == "stop" else (),
@@ -125,18 +126,21 @@ def test_drafts_and_next_tokens_of_every_round_are_the_reference_s(
 ) -> None:
     requests = [_request(expected, run, prompt) for prompt in PROMPTS]
     for row, request in enumerate(requests):
-        rounds.admit(row, budget=request.max_new_tokens, threshold=request.confidence_threshold)
+        rounds.admit(row, budget=request.generation.max_new_tokens, threshold=request.generation.confidence_threshold)
     rounds.prefill({row: request.prompt_ids for row, request in enumerate(requests)})
-    trace: list[tuple[RoundState, RoundOutput]] = []
-    while not bool(rounds.state.finished.all()):
-        trace.append((rounds.state, rounds.step()))
+    trace: list[tuple[Rows, RoundOutput]] = []
+    while not bool(rounds.rows.finished.all()):
+        trace.append((rounds.rows, rounds.step()))
     for row in PROMPTS:
         record = f"p{row}.{run}"
-        steps = [(state, output) for state, output in trace if output.is_round[row]]
-        assert [int(state.committed[row]) for state, _ in steps] == expected[f"{record}.round_start"].tolist()
+        steps = [(rows, output) for rows, output in trace if output.is_round[row]]
+        assert [int(rows.committed[row]) for rows, _ in steps] == expected[f"{record}.round_start"].tolist()
         drafts = [
-            [token if k < state.num_drafts[row] else -1 for k, token in enumerate(state.drafts[row].tolist())]
-            for state, _ in steps
+            [
+                token if k < rows.proposal.length[row] else -1
+                for k, token in enumerate(rows.proposal.tokens[row].tolist())
+            ]
+            for rows, _ in steps
         ]
         assert drafts == expected[f"{record}.round_drafts"].tolist()
         # The last round may be cut by the budget before its next token.

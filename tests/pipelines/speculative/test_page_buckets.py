@@ -11,6 +11,7 @@ import pytest
 
 from dspark_jax.pipelines.checkpoints.loading import LoadedDraft, LoadedTarget, load_draft, load_target
 from dspark_jax.pipelines.speculative.engine import Completion, Engine, EngineOptions, Request
+from tests.support.requests import request_for
 
 BUCKET = 256  # positions of the smallest bucket
 NEW_TOKENS = 12
@@ -26,7 +27,7 @@ def _requests() -> list[Request]:
     """Prompts that end just before, at and after the edge, and one that lives far beyond it."""
     ids = np.random.default_rng(5).integers(0, 198, size=400).tolist()
     return [
-        Request(prompt_ids=tuple(ids[:length]), max_new_tokens=NEW_TOKENS)
+        request_for(prompt_ids=tuple(ids[:length]), max_new_tokens=NEW_TOKENS)
         for length in (BUCKET - 8, BUCKET - 3, BUCKET, BUCKET + 2, 390)
     ]
 
@@ -35,7 +36,7 @@ def _run(
     pair: tuple[LoadedTarget, LoadedDraft], *, draft: bool = True, stream: bool = False, **options: Any
 ) -> list[Completion]:
     engine = Engine(pair[0].module, pair[1].module if draft else None, EngineOptions(max_seq_len=420, **options))
-    assert len(engine.page_buckets) == 2
+    assert len(engine.plan.page_buckets) == 2
     return engine.generate(_requests(), stream=stream)
 
 

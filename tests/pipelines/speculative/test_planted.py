@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from dspark_jax.pipelines.speculative.engine import Engine, EngineOptions, Request
+from dspark_jax.pipelines.speculative.engine import Engine, EngineOptions
 from tests.support.planted import (
     BAD,
     BLOCK,
@@ -31,6 +31,7 @@ from tests.support.planted import (
     spoiled,
     successor,
 )
+from tests.support.requests import request_for
 from tests.support.rounds import Rounds, accepted, emitted
 
 ROW, NUM_ROWS = 1, 3
@@ -88,7 +89,7 @@ def test_an_anchor_first_draft_is_accepted_in_full_and_not_in_round_1_as_fill_in
 
 def test_the_engine_reports_a_full_acceptance_as_tau() -> None:
     options = EngineOptions(batch_size=1, max_seq_len=64, page_size=16, prefill_chunks=(8,), rounds_per_call=8)
-    request = Request(prompt_ids=cycle_from(22, 2), max_new_tokens=31)
+    request = request_for(prompt_ids=cycle_from(22, 2), max_new_tokens=31)
     completion = Engine(*planted_pair(NEEDS_SLOT_0), options).generate([request])[0]
     assert completion.output_ids == list(cycle_from(0, 31))
     assert completion.tau == BLOCK + 1
@@ -101,7 +102,7 @@ def test_in_bfloat16_the_text_is_the_target_s_with_and_without_the_draft() -> No
     plant = DraftPlant(markov=spoiled({2, 9, 17}), needs_good=True, good=[GOOD], bad=[BAD])
     target, draft = planted_pair(plant, dtype=jnp.bfloat16)
     options = EngineOptions(batch_size=1, max_seq_len=64, page_size=16, prefill_chunks=(8,), rounds_per_call=8)
-    request = Request(prompt_ids=(*cycle_from(10, 9), GOOD, CYCLE[23]), max_new_tokens=31)
+    request = request_for(prompt_ids=(*cycle_from(10, 9), GOOD, CYCLE[23]), max_new_tokens=31)
     plain, speculative = (Engine(target, one, options).generate([request])[0] for one in (None, draft))
     assert plain.output_ids == speculative.output_ids == list(cycle_from(0, 31))
     assert [count for _, count in speculative.rounds] == scripted_rounds(
@@ -208,10 +209,9 @@ class TestRowsThatMustNotBeSeen:
         """All stored rows but the last are cut off by the length alone."""
         rounds = _rounds(LEAK_DETECTOR)
         rounds.start(ROW, (CYCLE[3], BAD, BAD, BAD))
-        committed, anchor = rounds.state.committed.at[ROW].set(1), rounds.state.anchor.at[ROW].set(CYCLE[4])
-        rounds.state = dataclasses.replace(
-            rounds.state, committed=committed, anchor=anchor, num_drafts=jnp.zeros(NUM_ROWS, jnp.int32)
-        )
+        committed, anchor = rounds.rows.committed.at[ROW].set(1), rounds.rows.anchor.at[ROW].set(CYCLE[4])
+        proposal = rounds.rows.proposal._replace(length=jnp.zeros(NUM_ROWS, jnp.int32))
+        rounds.change_rows(committed=committed, anchor=anchor, proposal=proposal)
         assert _accepted_from(rounds, CYCLE[4], count=3) == [0, BLOCK, BLOCK]
 
     def test_a_window_ends_where_the_anchor_says(self) -> None:
@@ -231,10 +231,9 @@ class TestRowsThatMustBeSeen:
         assert _accepted(rounds, cycle_from(3, 3)) == [0] * 5
         first = rounds.start(ROW, (GOOD, *cycle_from(3, 2)))
         rounds.state = dataclasses.replace(
-            rounds.state,
-            draft_pages=jax.tree.map(jnp.zeros_like, rounds.state.draft_pages),
-            num_drafts=jnp.zeros(NUM_ROWS, jnp.int32),
+            rounds.state, draft_pages=jax.tree.map(jnp.zeros_like, rounds.state.draft_pages)
         )
+        rounds.change_rows(proposal=rounds.rows.proposal._replace(length=jnp.zeros(NUM_ROWS, jnp.int32)))
         assert _accepted_from(rounds, first, count=3) == [0] * 3
 
     def test_every_prompt_row_is_in_the_context(self) -> None:
@@ -274,5 +273,5 @@ def test_only_the_tap_that_the_config_names_gives_the_right_features() -> None:
         draft.config = dataclasses.replace(draft.config, taps=(tap,))
         rounds = Rounds(target, draft, num_rows=NUM_ROWS)
         rounds.start(ROW, prompt)
-        drafts[tap] = tuple(rounds.state.drafts[ROW].tolist())
+        drafts[tap] = tuple(rounds.rows.proposal.tokens[ROW].tolist())
     assert drafts == {0: (BAD,) * BLOCK, 1: cycle_from(7, BLOCK), 2: (BAD,) * BLOCK}

@@ -89,7 +89,7 @@ def test_a_used_row_with_used_pages_is_as_a_fresh_one() -> None:
     batch, _ = _started(dict(enumerate(RAGGED)))
     for _ in range(NUM_ROUNDS):
         batch.step()
-    first = batch.start(3, RAGGED[0], pages=batch.state.page_table[3].tolist()[::-1])
+    first = batch.start(3, RAGGED[0], pages=batch.rows.page_table[3].tolist()[::-1])
     outputs = [batch.step() for _ in range(NUM_ROUNDS)]
     assert ([first, *emitted(outputs, 3)], accepted(outputs, 3)) == _alone(RAGGED[0])
 
@@ -122,8 +122,7 @@ def test_a_step_with_an_empty_prompt_chunk_is_a_step_without_one() -> None:
     twin, _ = _started(dict(enumerate(RAGGED[:4])))
     for _ in range(3):
         jax.tree.map(np.testing.assert_array_equal, batch.step(), twin.step_without_chunk())
-    for name in ("committed", "anchor", "drafts", "num_drafts", "remaining", "finished"):
-        np.testing.assert_array_equal(getattr(batch.state, name), getattr(twin.state, name), err_msg=name)
+    jax.tree.map(np.testing.assert_array_equal, batch.rows, twin.rows)
 
 
 @pytest.mark.parametrize("width", [1, 3, 16])
@@ -133,8 +132,8 @@ def test_prompt_chunks_of_any_size_leave_the_same_context_and_the_same_drafts(wi
     for row in range(NUM_ROWS):
         cut.admit(row)
     assert cut.prefill(dict(enumerate(RAGGED))) == first
-    np.testing.assert_array_equal(cut.state.drafts, whole.state.drafts)
-    np.testing.assert_array_equal(cut.state.num_drafts, whole.state.num_drafts)
+    np.testing.assert_array_equal(cut.rows.proposal.tokens, whole.rows.proposal.tokens)
+    np.testing.assert_array_equal(cut.rows.proposal.length, whole.rows.proposal.length)
     for row in range(NUM_ROWS):
         _assert_same_context(cut, whole, row)
 
@@ -148,12 +147,12 @@ def test_after_every_round_the_caches_equal_a_fresh_run_over_the_committed_text(
         output = batch.step()
         for row in texts:
             texts[row] += output.tokens[row, : output.num_tokens[row]].tolist()
-            assert int(batch.state.committed[row]) == len(texts[row]) - 1
-            assert int(batch.state.anchor[row]) == texts[row][-1]
+            assert int(batch.rows.committed[row]) == len(texts[row]) - 1
+            assert int(batch.rows.anchor[row]) == texts[row][-1]
         patterns |= set(output.accepted.tolist())
         fresh, again = _started({row: tuple(text[:-1]) for row, text in texts.items()})
         assert again == {row: text[-1] for row, text in texts.items()}
-        np.testing.assert_array_equal(batch.state.drafts, fresh.state.drafts)
+        np.testing.assert_array_equal(batch.rows.proposal.tokens, fresh.rows.proposal.tokens)
         for row in texts:
             _assert_same_context(batch, fresh, row)
     assert patterns >= {0, 1, 2, 3}
@@ -172,17 +171,16 @@ def test_what_lies_beyond_the_committed_length_does_not_matter() -> None:
         wanted, found = clean.step(), poisoned.step()
         np.testing.assert_array_equal(found.tokens, wanted.tokens)
         np.testing.assert_array_equal(found.accepted, wanted.accepted)
-        np.testing.assert_array_equal(poisoned.state.drafts, clean.state.drafts)
+        np.testing.assert_array_equal(poisoned.rows.proposal.tokens, clean.rows.proposal.tokens)
 
 
 def test_the_poison_of_the_last_test_is_felt_one_row_earlier() -> None:
     clean, _ = _started(dict(enumerate(RAGGED)))
     poisoned, _ = _started(dict(enumerate(RAGGED)))
     pages = _poisoned(poisoned, poisoned.state.target_pages, reach=1)
-    poisoned.state = dataclasses.replace(
-        poisoned.state, target_pages=pages, num_drafts=jnp.zeros((NUM_ROWS,), jnp.int32)
-    )
-    clean.state = dataclasses.replace(clean.state, num_drafts=jnp.zeros((NUM_ROWS,), jnp.int32))
+    poisoned.state = dataclasses.replace(poisoned.state, target_pages=pages)
+    for batch in (poisoned, clean):
+        batch.change_rows(proposal=batch.rows.proposal._replace(length=jnp.zeros((NUM_ROWS,), jnp.int32)))
     assert (poisoned.step().tokens[:, 0] != clean.step().tokens[:, 0]).any()
 
 
@@ -190,9 +188,9 @@ def _poisoned(rounds: Rounds, pages: KVPages | None, *, reach: int = 0) -> KVPag
     """`pages` with 1e4 in every slot from the committed length of its row (less `reach`) on."""
     assert pages is not None
     position = np.arange(rounds.pages_per_row * rounds.page_size).reshape(rounds.pages_per_row, rounds.page_size)
-    beyond = position[None] >= np.asarray(rounds.state.committed)[:, None, None] - reach
+    beyond = position[None] >= np.asarray(rounds.rows.committed)[:, None, None] - reach
     by_page = np.zeros((rounds.num_rows * rounds.pages_per_row, rounds.page_size), bool)
-    by_page[np.asarray(rounds.state.page_table)] = beyond
+    by_page[np.asarray(rounds.rows.page_table)] = beyond
     poison = jnp.asarray(by_page)[:, None, :, None]
     return jax.tree.map(lambda pool: jnp.where(poison, jnp.asarray(1e4, pool.dtype), pool), pages)
 
@@ -221,10 +219,10 @@ def test_the_first_drafts_do_not_depend_on_how_many_are_asked_for() -> None:
         return drafts
 
     assert batch.state.draft_pages is not None
-    cache = KVCache(pages=batch.state.draft_pages, page_table=batch.state.page_table, lengths=batch.state.committed)
-    by_count = jax.jit(all_lengths)(modules, cache, batch.state.anchor)
+    cache = KVCache(pages=batch.state.draft_pages, page_table=batch.rows.page_table, lengths=batch.rows.committed)
+    by_count = jax.jit(all_lengths)(modules, cache, batch.rows.anchor)
     for count, drafts in enumerate(by_count, start=1):
-        np.testing.assert_array_equal(drafts, batch.state.drafts[:, :count])
+        np.testing.assert_array_equal(drafts, batch.rows.proposal.tokens[:, :count])
 
 
 def test_at_threshold_one_nothing_is_proposed_and_the_text_is_the_same() -> None:

@@ -13,11 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dspark_jax.pipelines.speculative.engine import Engine, EngineOptions, Request
+from dspark_jax.pipelines.speculative.engine import Engine, EngineOptions
 from dspark_jax.pipelines.speculative.programs import Programs
 from dspark_jax.pipelines.speculative.state import RoundState
 from tests.support.hlo_text import Shape, host_calls, instructions, whole_array_moves
 from tests.support.random_pairs import VOCAB, random_draft, random_prompts, random_target
+from tests.support.requests import request_for
 from tests.support.rounds import one_row_state
 from tests.support.tiny_checkpoints import load_pair
 
@@ -131,12 +132,12 @@ def test_a_ragged_workload_compiles_nothing_after_warmup() -> None:
         batch_size=3, max_seq_len=40, page_size=8, num_pages=12, prefill_chunks=(3, 8), rounds_per_call=4
     )
     engine = Engine(*load_pair(random_target(), random_draft(markov_rank=6)), options)
-    assert engine.warmup() == 4
+    assert engine.warmup() == 7  # two prompt chunks, a mixed step, both drivers, packed and full
     compilations = _count_compilations()
     steps = 0
     for stream in (True, False, True):
         requests = [
-            Request(prompt_ids=prompt, max_new_tokens=budget, stop_ids=stops, confidence_threshold=threshold)
+            request_for(prompt_ids=prompt, max_new_tokens=budget, stop_ids=stops, confidence_threshold=threshold)
             for prompt, (budget, stops, threshold) in zip(
                 random_prompts(12, seed=stream + 11),
                 itertools.product((3, 17), ((), (5, 9), (7,)), (0.0, 0.6)),

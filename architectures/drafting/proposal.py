@@ -1,0 +1,18 @@
+"""What a draft hands to the next verification."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from jaxtyping import Array, Float, Int32
+
+
+class Proposal(NamedTuple):
+    """The drafts of every row, and what deciding about them needs.
+
+    Every leaf leads with the rows, so that a proposal is part of a row's state from one round to the next.
+    """
+
+    tokens: Int32[Array, "B D"]  # target ids
+    length: Int32[Array, "B"]  # the first `length` tokens are offered; the rest is not part of the proposal
+    probabilities: Float[Array, "B D Vd"] | None = None  # q, where drafts are sampled; None: they are argmaxima

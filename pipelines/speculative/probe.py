@@ -1,0 +1,95 @@
+"""The programs of an engine, run alone: what a benchmark times. Costs depend on shapes, so rows need no prompts."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dspark_jax.architectures.nn.attention.kv_cache import KVPages
+from dspark_jax.pipelines.speculative.programs import Programs
+from dspark_jax.pipelines.speculative.sizes import EnginePlan
+from dspark_jax.pipelines.speculative.state import RoundState, empty_rows
+
+_NO_END = 1 << 20  # a budget that no probe uses up
+
+
+class RoundTimes(NamedTuple):
+    """Readings of `time.perf_counter` around one call of a compiled round."""
+
+    entered: float
+    ready: float  # all results are there
+
+
+class ProgramProbe:
+    """Runs the device loop of an engine on live rows that never end, over caches of its own that hold zeros.
+
+    `num_drafts`: what each row verifies in a round. With the programs of an engine without a draft, a round verifies so
+    many stale drafts and proposes none: it is the round without drafting. `num_tokens`: flat batch, see `StepConfig`.
+    """
+
+    def __init__(
+        self,
+        programs: Programs,
+        plan: EnginePlan,
+        *,
+        num_rows: int,
+        num_drafts: int,
+        num_tokens: int | None,
+        threshold: float,
+    ) -> None:
+        self.proposed = np.zeros((num_rows, 0), np.int32)  # drafts verified in each round of the last call, [B, R]
+        self._programs, self._num_drafts, self._num_tokens = programs, num_drafts, num_tokens
+        per_row = plan.page_buckets[-1]
+        num_pages = num_rows * per_row
+        rows = empty_rows(
+            num_rows=num_rows,
+            pages_per_row=per_row,
+            num_pages=num_pages,
+            num_speculative_tokens=num_drafts,
+            num_stop_ids=plan.options.max_stop_ids,
+        )
+        table = np.arange(num_pages, dtype=np.int32).reshape(num_rows, per_row)
+        self._state = RoundState(
+            target_pages=KVPages.zeros(plan.target_params, num_pages),
+            draft_pages=None if plan.draft_params is None else KVPages.zeros(plan.draft_params, num_pages),
+            rows=dataclasses.replace(
+                rows,
+                page_table=jnp.asarray(table),
+                confidence_threshold=jnp.full((num_rows,), threshold, jnp.float32),
+            ),
+        )
+
+    def run_rounds(self, num_pages: int) -> tuple[float, int]:
+        """Wall seconds of one call that reads `num_pages` pages of each row, and the rounds that it ran."""
+        return self._call(num_pages, live=True)
+
+    def run_empty(self, num_pages: int) -> float:
+        """Wall seconds of the same call when every row is finished: flattening, dispatch, donation, return."""
+        return self._call(num_pages, live=False)[0]
+
+    def _call(self, num_pages: int, *, live: bool) -> tuple[float, int]:
+        rows = self._state.rows
+        num_rows, start = rows.num_rows, num_pages * self._programs.page_size // 4
+
+        def full(value: int) -> jax.Array:
+            return jnp.full((num_rows,), value, jnp.int32)
+
+        rows = dataclasses.replace(
+            rows,
+            committed=full(start),
+            remaining=full(_NO_END),
+            proposal=rows.proposal._replace(length=full(self._num_drafts)),
+            finished=jnp.full((num_rows,), not live),
+        )
+        state: RoundState = jax.block_until_ready(dataclasses.replace(self._state, rows=rows))
+        started = time.perf_counter()
+        tokens = None if self._num_tokens is None else range(self._num_tokens + 1)
+        self._state, output = self._programs.loop(state, num_pages=num_pages, tokens=tokens, until_any_finishes=False)
+        jax.block_until_ready((self._state, output))
+        self.proposed = np.asarray(output.proposed)
+        return time.perf_counter() - started, int(output.num_rounds[0])

@@ -1,0 +1,184 @@
+"""The device's side of an engine: the donated state, and calls that turn host numbers into arrays."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dspark_jax.architectures.nn.attention.kv_cache import KVPages
+from dspark_jax.architectures.protocols import Draft, Target
+from dspark_jax.pipelines.speculative.loop import LoopOutput
+from dspark_jax.pipelines.speculative.probe import RoundTimes
+from dspark_jax.pipelines.speculative.programs import Programs
+from dspark_jax.pipelines.speculative.scheduler import Job
+from dspark_jax.pipelines.speculative.sizes import EnginePlan
+from dspark_jax.pipelines.speculative.state import (
+    NO_TOKEN,
+    PromptChunk,
+    RoundOutput,
+    RoundState,
+    Rows,
+    empty_rows,
+    empty_state,
+)
+
+
+class Runner:
+    """Runs the programs of one pair on one state. Nothing here waits for the device."""
+
+    def __init__(self, target: Target, draft: Draft | None, plan: EnginePlan) -> None:
+        self.plan = plan
+        options = plan.options
+        self.programs = Programs(
+            target,
+            draft,
+            num_speculative_tokens=plan.num_speculative_tokens,
+            page_size=options.page_size,
+            max_rounds=options.rounds_per_call,
+        )
+        self._state: RoundState | None = self._empty_state()
+        self._times: list[RoundTimes] | None = None
+        self._table: np.ndarray | None = None  # what the device knows of the rows' pages
+
+    def admit(self, row: int, job: Job) -> None:
+        """Make the row that of `job`: empty, live, without pages."""
+        self._table = None
+        self._state = self.programs.admit(self._donated(), row, self._fresh(job))
+
+    def retire(self, rows: Sequence[int]) -> None:
+        """Make rows inert."""
+        retired = np.zeros((self.plan.options.batch_size,), bool)
+        retired[list(rows)] = True
+        self._state = self.programs.retire(self._donated(), jnp.asarray(retired))
+
+    def set_pages(self, pages: Mapping[int, Sequence[int]]) -> None:
+        """Which pages each row owns; rows that are not named own none."""
+        table = np.full((self.plan.options.batch_size, self.plan.pages_per_row), self.plan.num_pages, np.int32)
+        for row, owned in pages.items():
+            table[row, : len(owned)] = owned
+        if self._table is not None and np.array_equal(table, self._table):
+            return
+        self._table = table
+        state = self._donated()
+        self._state = dataclasses.replace(state, rows=dataclasses.replace(state.rows, page_table=jnp.asarray(table)))
+
+    def prefill(self, row: int, ids: Sequence[int], *, width: int, is_last: bool, num_pages: int) -> RoundOutput:
+        """Feed prompt tokens to one row alone, padded to `width`."""
+        tokens = np.zeros((width,), np.int32)
+        tokens[: len(ids)] = ids
+        self._state, output = self.programs.prefill(
+            self._donated(), row, jnp.asarray(tokens), len(ids), is_last, num_pages=num_pages
+        )
+        return output
+
+    def mixed(
+        self, parts: Mapping[int, Sequence[int]], *, last: Sequence[int], width: int, num_pages: int
+    ) -> RoundOutput:
+        """Feed prompt tokens to the rows of `parts`, `width` or less in all, while the others decode.
+
+        The prompts of the rows in `last` end here.
+        """
+        rows = self.plan.options.batch_size
+        tokens, lengths = np.zeros((width,), np.int32), np.zeros((rows,), np.int32)
+        is_prompt, is_last = np.zeros((rows,), bool), np.zeros((rows,), bool)
+        for row, ids in parts.items():
+            lengths[row], is_prompt[row], is_last[row] = len(ids), True, row in last
+        given = [token for row in sorted(parts) for token in parts[row]]
+        tokens[: len(given)] = given
+        chunk = PromptChunk(
+            tokens=jnp.asarray(tokens),
+            lengths=jnp.asarray(lengths),
+            is_prompt=jnp.asarray(is_prompt),
+            is_last=jnp.asarray(is_last),
+        )
+        self._state, output = self.programs.mixed(self._donated(), chunk, num_pages=num_pages)
+        return output
+
+    def round(self, *, num_pages: int, num_tokens: int) -> RoundOutput:
+        """One round of all live rows."""
+        entered = time.perf_counter()
+        self._state, output = self.programs.round(
+            self._donated(), num_pages=num_pages, num_tokens=self._bucket(num_tokens)
+        )
+        if self._times is not None:
+            jax.block_until_ready((self._state, output))
+            self._times.append(RoundTimes(entered, time.perf_counter()))
+        return output
+
+    @contextlib.contextmanager
+    def timing_rounds(self) -> Iterator[list[RoundTimes]]:
+        """Inside, every round is waited for where it is started, and its times are put on the list."""
+        times: list[RoundTimes] = []
+        self._times = times
+        try:
+            yield times
+        finally:
+            self._times = None
+
+    def loop(self, *, num_pages: int, num_tokens: int, until_any_finishes: bool) -> LoopOutput:
+        """Many rounds of all live rows."""
+        self._state, output = self.programs.loop(
+            self._donated(),
+            num_pages=num_pages,
+            tokens=self.plan.tokens_of_bucket(num_tokens),
+            until_any_finishes=until_any_finishes,
+        )
+        return output
+
+    @property
+    def num_cache_bytes(self) -> int:
+        """Bytes of both models' pools."""
+        assert self._state is not None
+        return sum(pool.nbytes for pool in jax.tree.leaves((self._state.target_pages, self._state.draft_pages)))
+
+    def wait(self) -> None:
+        """Until the device has done everything that it was given."""
+        jax.block_until_ready(self._state)
+
+    def _bucket(self, num_tokens: int) -> int | None:
+        """A full round is not packed."""
+        return None if num_tokens >= self.plan.token_buckets[-1] else num_tokens
+
+    def _fresh(self, job: Job) -> Rows:
+        plan, request = self.plan, job.request
+        rows = empty_rows(
+            num_rows=1,
+            pages_per_row=plan.pages_per_row,
+            num_pages=plan.num_pages,
+            num_speculative_tokens=plan.num_speculative_tokens,
+            num_stop_ids=plan.options.max_stop_ids,
+        )
+        stops = [*request.stop_ids, *[NO_TOKEN] * (self.plan.options.max_stop_ids - len(request.stop_ids))]
+        return dataclasses.replace(
+            rows,
+            remaining=jnp.asarray([job.remaining], jnp.int32),
+            finished=jnp.zeros((1,), bool),
+            stop_ids=jnp.asarray([stops], jnp.int32),
+            confidence_threshold=jnp.asarray([request.generation.confidence_threshold], jnp.float32),
+        )
+
+    def _empty_state(self) -> RoundState:
+        plan = self.plan
+        return empty_state(
+            KVPages.zeros(plan.target_params, plan.num_pages),
+            None if plan.draft_params is None else KVPages.zeros(plan.draft_params, plan.num_pages),
+            num_rows=plan.options.batch_size,
+            pages_per_row=plan.pages_per_row,
+            num_speculative_tokens=plan.num_speculative_tokens,
+            num_stop_ids=plan.options.max_stop_ids,
+        )
+
+    def _donated(self) -> RoundState:
+        """The state, to be donated. A call that failed took it along: then the caches start anew, as all rows were
+        dropped with it.
+        """
+        if self._state is None:
+            self._state = self._empty_state()
+        state, self._state = self._state, None
+        return state
