@@ -306,6 +306,26 @@ def test_optional_fields_have_their_meaning():
     assert not disabled.confidence_head_with_markov
 
 
+@pytest.mark.parametrize("rope", [{"rope_type": "default"}, {}, None])
+def test_a_draft_without_theta_has_that_of_the_format_and_says_so(rope):
+    config = parsed(base(transformer_layer_config__rope_parameters=rope))
+    assert config.rope == RopeConfig(theta=10000.0, rotary_dim=16)
+    [choice] = config.choices
+    assert (choice.name, choice.value, choice.reason) == (
+        "rope_theta",
+        "10000.0",
+        "the file does not say; default of the format",
+    )
+
+
+def test_a_stretched_rotation_serves_factor_times_its_original_length():
+    yarn = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 32768}
+    stretched = base(
+        transformer_layer_config__rope_parameters=yarn, transformer_layer_config__max_position_embeddings=40960
+    )
+    assert parsed(stretched).max_position_embeddings == 131072
+
+
 def test_unknown_fields_are_listed_by_path_and_do_not_matter():
     config = parsed(
         base(novelty=1, transformer_layer_config__novelty=[2], speculators_config__novelty={"x": 3}, empty=None)
@@ -386,10 +406,6 @@ def test_unknown_fields_are_listed_by_path_and_do_not_matter():
             f"{NESTED}.rope_parameters.rope_type: found 'dynamic', allowed default",
         ),
         (
-            {f"{NESTED}.rope_parameters": {"rope_type": "default"}},
-            "rope_theta: missing, allowed a finite number > 1 (RoPE type 'default')",
-        ),
-        (
             {"hidden_size": 128},
             f"hidden_size: found 128, but {NESTED}.hidden_size is 64, allowed the same value at both places",
         ),
@@ -413,11 +429,11 @@ def test_unknown_fields_are_listed_by_path_and_do_not_matter():
         ),
         (
             {"quantization": {"bits": 4, "group_size": 64}},
-            "quantization: found {'bits': 4, 'group_size': 64}, allowed no such field: quantised drafts",
+            "quantization: found {'bits': 4, 'group_size': 64}, allowed no such field: quantised weights",
         ),
         (
             {"quantization_config": {"quant_method": "fp8"}},
-            "quantization_config: found {'quant_method': 'fp8'}, allowed no such field",
+            "quantization_config.quant_method: found 'fp8', allowed no such field",
         ),
         ({NESTED: 3}, f"{NESTED}: found 3, allowed a JSON object"),
         ({NESTED: ...}, "num_attention_heads: missing, allowed an integer >= 1"),
