@@ -37,7 +37,12 @@ def has_towers(fields: Fields) -> bool:
 
 def text_prefix(names: Collection[str]) -> str:
     """What the names of the text tensors begin with."""
-    found = (prefix for prefix in TEXT_PREFIXES if f"{prefix}embed_tokens.weight" in names)
+    found = (
+        prefix
+        for table in ("embed_tokens.weight", "norm.weight")  # a tied file may keep the head alone
+        for prefix in TEXT_PREFIXES
+        if f"{prefix}{table}" in names
+    )
     return next(found, "model.")
 
 

@@ -72,6 +72,7 @@ def load_choices(
     rows = f"{plan.num_rows} row{'s' if plan.num_rows > 1 else ''} of {plan.max_seq_len} positions"
     return (
         _choice("target", _model(target.module, target.config.architecture), str(target.checkpoint.path), "--target"),
+        *(dataclasses.replace(choice, name=f"target {choice.name}") for choice in target_choices(target.config)),
         *(() if draft is None else _draft_choices(draft, options)),
         _choice("dtype", jnp.dtype(target.module.kv_params(options.page_size).dtype).name, "", "--dtype"),
         _choice("kv_cache", f"{in_bytes(plan.num_bytes)} for {rows}", "", "--max-seq-len, --batch-size"),
@@ -83,6 +84,11 @@ def load_choices(
             "--stop-ids",
         ),
     )
+
+
+def target_choices(config: Any) -> tuple[Choice, ...]:
+    """What a target's files leave open or contradict, as its config says."""
+    return tuple(getattr(config, "choices", ()))
 
 
 def draft_choices(config: DraftConfig, tables: DraftTables) -> tuple[Choice, ...]:

@@ -11,7 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from dspark_jax.speculators_common.errors import field_error
-from dspark_jax.speculators_common.formats.detect import draft_family, only_architecture, require_family
+from dspark_jax.speculators_common.formats.detect import (
+    draft_family,
+    implied_draft_architecture,
+    only_architecture,
+    require_family,
+)
 from dspark_jax.speculators_common.formats.draft_config import Choice, DraftConfig, DraftOverrides
 from dspark_jax.speculators_common.formats.draft_fields import (
     HARMLESS_FIELDS,
@@ -81,7 +86,7 @@ def from_speculators(raw: Mapping[str, Any], file: Path | str, overrides: DraftO
         layers=read_layer_masks(block, network, geometry["num_hidden_layers"]),
         window_origin="anchor",
         rope=rope,
-        architecture=only_architecture(top),
+        architecture=only_architecture(top, default=implied_draft_architecture(raw)),
         family=family,
         source=str(file),
         num_target_layers=num_target_layers,

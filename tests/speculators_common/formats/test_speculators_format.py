@@ -306,26 +306,6 @@ def test_optional_fields_have_their_meaning():
     assert not disabled.confidence_head_with_markov
 
 
-@pytest.mark.parametrize("rope", [{"rope_type": "default"}, {}, None])
-def test_a_draft_without_theta_has_that_of_the_format_and_says_so(rope):
-    config = parsed(base(transformer_layer_config__rope_parameters=rope))
-    assert config.rope == RopeConfig(theta=10000.0, rotary_dim=16)
-    [choice] = config.choices
-    assert (choice.name, choice.value, choice.reason) == (
-        "rope_theta",
-        "10000.0",
-        "the file does not say; default of the format",
-    )
-
-
-def test_a_stretched_rotation_serves_factor_times_its_original_length():
-    yarn = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 32768}
-    stretched = base(
-        transformer_layer_config__rope_parameters=yarn, transformer_layer_config__max_position_embeddings=40960
-    )
-    assert parsed(stretched).max_position_embeddings == 131072
-
-
 def test_unknown_fields_are_listed_by_path_and_do_not_matter():
     config = parsed(
         base(novelty=1, transformer_layer_config__novelty=[2], speculators_config__novelty={"x": 3}, empty=None)
