@@ -15,6 +15,7 @@ from flax import nnx
 
 from dspark_jax.architectures.drafting.tables import DraftTables
 from dspark_jax.architectures.nn.attention import reference as attention
+from dspark_jax.architectures.target_config import TargetConfig
 from dspark_jax.pipelines.checkpoints.loading import LoadedDraft, LoadedTarget
 from dspark_jax.pipelines.speculative.request import EngineOptions
 from dspark_jax.speculators_common.errors import RequestError
@@ -86,7 +87,7 @@ def load_choices(
     )
 
 
-def target_choices(config: Any) -> tuple[Choice, ...]:
+def target_choices(config: TargetConfig) -> tuple[Choice, ...]:
     """What a target's files leave open or contradict, as its config says."""
     return tuple(getattr(config, "choices", ()))
 

@@ -15,6 +15,7 @@ from dspark_jax.architectures.decoder.recurrent_state import refuse_recurrent_st
 from dspark_jax.architectures.drafting.tables import DraftTables, tables_of
 from dspark_jax.architectures.module_loading import fill_module
 from dspark_jax.architectures.registry import SupportedArchitecture, retrieve
+from dspark_jax.architectures.target_config import TargetConfig
 from dspark_jax.pipelines.checkpoints.checkpoint import Checkpoint, open_checkpoint, open_target, with_draft_names
 from dspark_jax.pipelines.checkpoints.stored_head import with_stored_head
 from dspark_jax.pipelines.text.tokenizer import Tokenizer, open_tokenizer, stop_ids
@@ -38,7 +39,7 @@ class PreparedTarget:
 
     abstract: Any
     entry: SupportedArchitecture
-    config: Any
+    config: TargetConfig
     checkpoint: Checkpoint
     tokenizer: Tokenizer | None
     stop_ids: tuple[int, ...]
@@ -63,7 +64,7 @@ class LoadedTarget:
     """A target ready to run."""
 
     module: Any
-    config: Any
+    config: TargetConfig
     checkpoint: Checkpoint
     tokenizer: Tokenizer | None
     stop_ids: tuple[int, ...]
@@ -202,7 +203,7 @@ def _filled(prepared: PreparedTarget | PreparedDraft, tensors: Mapping[str, Tens
     return fill_module(prepared.abstract, recipes, tensors, file=str(prepared.checkpoint.path), ignored=ignored)
 
 
-def check_against(draft: DraftConfig, target_config: Any) -> None:
+def check_against(draft: DraftConfig, target_config: TargetConfig) -> None:
     """Raise a `PairError` unless this draft can work with this target."""
     check_pair(
         draft,
@@ -231,7 +232,7 @@ def refuse_side_files(checkpoint: Checkpoint) -> None:
         )
 
 
-def check_borrowed(draft: DraftConfig, tables: DraftTables, target_config: Any) -> None:
+def check_borrowed(draft: DraftConfig, tables: DraftTables, target_config: TargetConfig) -> None:
     """Raise a `PairError` if tables of the target would have to serve a draft of another width."""
     borrowed = [name for name in ("embed_tokens", "lm_head") if getattr(tables, name) != "own"]
     if borrowed and draft.table_width != target_config.hidden_size:

@@ -101,8 +101,8 @@ def test_an_equal_copy_of_a_tied_head_stays_tied(data_dir: Path, tmp_path: Path,
     tensors[EMBEDDING] = tensors[EMBEDDING].astype(ml_dtypes.bfloat16)
     once = rewritten(source, tmp_path / "once", tensors)
     twice = rewritten(source, tmp_path / "twice", {**tensors, HEAD: tensors[EMBEDDING].astype(dtype)})
-    loaded = load_target(twice, jnp.float32)
-    assert (loaded.config.tie_word_embeddings, loaded.config.choices) == (True, ())
+    config = load_target(twice, jnp.float32).module.config
+    assert (config.tie_word_embeddings, config.choices) == (True, ())
     assert parameters(twice) == parameters(once)
 
 
@@ -204,7 +204,7 @@ def test_quantised_weights_are_refused_by_their_method_before_any_tensor_is_look
     stated = {section: {"bits": 4, "quant_method": method}}
     raw = json.loads((data_dir / folder / "config.json").read_text())
     part = next((name for name in ("text_config", "transformer_layer_config") if name in raw), None)
-    places = {f"{section}.quant_method": stated}
+    places: dict[str, Any] = {f"{section}.quant_method": stated}
     if part is not None:
         places[f"{part}.{section}.quant_method"] = {part: raw[part] | stated}
     for number, (path, fields) in enumerate(places.items()):
