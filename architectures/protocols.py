@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, Int32
 from dspark_jax.architectures.drafting.proposal import Proposal
 from dspark_jax.architectures.nn.attention.kv_cache import KVCache, KVParams
 from dspark_jax.architectures.nn.attention.ragged_batch import RaggedBatch
+from dspark_jax.architectures.target_config import TargetConfig
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig
 
 
@@ -33,7 +34,10 @@ class TableLender(Protocol):
 class Target(TableLender, Protocol):
     """The model that decides."""
 
-    config: Any
+    @property
+    def config(self) -> TargetConfig:
+        """Its sizes and where they are from."""
+        ...
 
     def kv_params(self, page_size: int) -> KVParams:
         """Geometry of the cache that `forward` writes."""

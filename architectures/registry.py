@@ -28,7 +28,8 @@ class SupportedArchitecture:
     `parse_config(raw, file, overrides)` gives the family's frozen config (overrides are for drafts, `None` for
     targets). `build(config, dtype=...)` constructs the module; it is only traced abstractly, so it may allocate.
     `recipes(config, names)` is the weight table for a checkpoint that holds the tensors `names`; `ignored` are tensor
-    names that may be there without use; one that ends in `.*` stands for all names below it.
+    names that may be there without use; one that ends in `.*` stands for all names below it. `model_types` says which
+    of the names a config means that names no architecture: `model_type` -> name.
     """
 
     name: str
@@ -39,6 +40,7 @@ class SupportedArchitecture:
     recipes: Callable[[Any, Collection[str]], Mapping[str, Recipe]]
     ignored: Callable[[Any], Collection[str]] = lambda config: ()
     aliases: tuple[str, ...] = ()
+    model_types: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 _entries: dict[str, SupportedArchitecture] = {}
@@ -82,6 +84,15 @@ def retrieve(name: str) -> SupportedArchitecture:
         if point.name == name:
             return _adopt(name, _loaded(point))
     raise CheckpointError(unknown_name_message(name))
+
+
+def name_of_model_type(model_type: str) -> str | None:
+    """The architecture that a config means which states this `model_type` alone; `None` if no family claims it."""
+    for name in known_names():
+        found = retrieve(name).model_types.get(model_type)
+        if found is not None:
+            return found
+    return None
 
 
 def known_names() -> tuple[str, ...]:

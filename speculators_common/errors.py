@@ -4,7 +4,7 @@ allowed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -12,6 +12,7 @@ AnyError = TypeVar("AnyError", bound="DSparkError")
 _MAX_SHOWN = 500  # characters of one value
 _MAX_MESSAGE = 2000  # characters of one error line, whatever the file holds
 _MAX_FAULTS = 5  # faults that a collected error lists
+_MAX_FAULTS_OF_A_KIND = 3  # of each kind, where there are several
 
 
 class _Unstated:
@@ -86,13 +87,23 @@ def missing_field(file: Path | str, field: str, allowed: object) -> CheckpointEr
     return CheckpointError(file=file, field=field, allowed=allowed)
 
 
-def collected_error(file: Path | str, faults: Sequence[str]) -> CheckpointError:
-    """All faults of one file together, so that a user mends them in one go: the first few, and how many more."""
-    listed = list(faults[:_MAX_FAULTS])
-    more = len(faults) - len(listed)
-    each = _MAX_MESSAGE // (2 * _MAX_FAULTS)
-    texts = [fault if len(fault) <= each else f"{fault[:each]}..." for fault in listed]
-    return CheckpointError("; ".join(texts + ([f"and {more} more"] if more else [])), file=file)
+def collected_error(file: Path | str, faults: Sequence[str] | Mapping[str, Sequence[str]]) -> CheckpointError:
+    """All faults of one file together, so that a user mends them in one go: the first few, and how many more.
+
+    A mapping gives them by kind. Then the first few of every kind are listed, so that many faults of one kind hide no
+    other kind.
+    """
+    kinds = faults if isinstance(faults, Mapping) else {"": faults}
+    kinds = {kind: list(texts) for kind, texts in kinds.items() if texts}
+    share = _MAX_FAULTS if len(kinds) <= 1 else _MAX_FAULTS_OF_A_KIND
+    room = max(_MAX_MESSAGE // 2, _MAX_MESSAGE - len(str(file)) - 200)  # the rest is for the counts
+    each = room // max(1, sum(min(share, len(texts)) for texts in kinds.values()))
+    parts = []
+    for kind, texts in kinds.items():
+        parts += [text if len(text) <= each else f"{text[: each - 3]}..." for text in texts[:share]]
+        if len(texts) > share:
+            parts.append(f"and {len(texts) - share} more" + (f" {kind}" if len(kinds) > 1 else ""))
+    return CheckpointError("; ".join(parts), file=file)
 
 
 def _detail(found: object, allowed: object) -> str:

@@ -23,6 +23,7 @@ from dspark_jax.architectures.nn.embedding import TokenEnds
 from dspark_jax.architectures.nn.mlp import GatedMLP
 from dspark_jax.architectures.nn.norms import RMSNorm
 from dspark_jax.architectures.nn.rotary import Angles, rotary_angles, rotate
+from dspark_jax.speculators_common.formats.draft_config import Choice
 from dspark_jax.speculators_common.formats.rope.config import RopeConfig
 from dspark_jax.speculators_common.numerics.linear import Linear
 
@@ -52,6 +53,7 @@ class DecoderConfig:
     architecture: str = dataclasses.field(compare=False)
     family: str = dataclasses.field(compare=False)
     source: str = dataclasses.field(default="", compare=False)
+    choices: tuple[Choice, ...] = dataclasses.field(default=(), compare=False)
     unknown_fields: tuple[str, ...] = dataclasses.field(
         default=(), compare=False
     )  # stated in the file, of no known meaning, without influence

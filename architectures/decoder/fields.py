@@ -7,8 +7,10 @@ from typing import Any
 
 from dspark_jax.architectures.decoder.recurrent_state import refuse_recurrent_layers
 from dspark_jax.speculators_common.formats.fields import Fields
-from dspark_jax.speculators_common.formats.rope.fields import parse_rope
+from dspark_jax.speculators_common.formats.quantised import refuse_quantised
+from dspark_jax.speculators_common.formats.rope.fields import parse_rope, theta_choice, usable_length
 from dspark_jax.speculators_common.formats.size_limits import MAX_LAYERS, MAX_SIZE
+from dspark_jax.speculators_common.formats.unknown_fields import unknown_fields
 
 HARMLESS_FIELDS = [
     "architectures",
@@ -24,14 +26,16 @@ HARMLESS_FIELDS = [
     "initializer_range",
     "attention_dropout",
     "pretraining_tp",
-    "max_window_layers",
+    "temperature",  # of sampled text, as old files state it here
     "output_attentions",
     "output_hidden_states",
     "is_llama_config",
     "_name_or_path",
-    "rope_interleaved",
     "transformers.js_config",
 ]
+# What they mean that is true of every target here.
+_NEUTRAL_FIELDS: Mapping[str, tuple[Any, ...]] = {"is_decoder": (True, False), "is_causal": (True,)}
+THETA = 10_000.0  # of a file that does not say
 
 
 def read_decoder_geometry(
@@ -42,11 +46,14 @@ def read_decoder_geometry(
     """
     require_activation(fields, "silu", "hidden_act")
     sizes = read_decoder_sizes(fields, defaults, required)
+    rope = parse_rope(fields, head_dim=sizes["head_dim"], default_theta=THETA)
     return {
         **sizes,
+        "max_position_embeddings": usable_length(sizes["max_position_embeddings"], rope, fields.file),
         "intermediate_size": fields.integer("intermediate_size", minimum=1, maximum=MAX_SIZE),
         "tie_word_embeddings": fields.boolean("tie_word_embeddings", default=False),
-        "rope": parse_rope(fields, head_dim=sizes["head_dim"]),
+        "rope": rope,
+        "choices": theta_choice(fields, ("full_attention",), rope.theta),
     }
 
 
@@ -60,6 +67,7 @@ def read_decoder_sizes(
     `required`.
     """
     known = dict(defaults or {})
+    refuse_quantised(fields.raw, fields.file)
     fields.ignore(*HARMLESS_FIELDS)
     hidden_size, num_heads = _size(fields, known, "hidden_size"), _size(fields, known, "num_attention_heads")
     if "num_key_value_heads" not in required:
@@ -124,16 +132,49 @@ def read_windows(fields: Fields, kinds: Sequence[str], default_window: int | Non
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
+def unknown_target_fields(
+    fields: Fields, whole: Fields | None = None, neutral: Mapping[str, tuple[Any, ...]] | None = None
+) -> tuple[str, ...]:
+    """The stated fields of a target that nobody read; see `unknown_fields`, which says what is refused.
+
+    `whole` is the file around the text model in `fields`, where there is one: of it only what stands beside the parts
+    (`text_config`, `vision_config`, ...) could speak of the text model. `neutral` are names of the family, each with
+    the values that say what is true of it anyway.
+    """
+    known = {**_NEUTRAL_FIELDS, **(neutral or {})}
+    if whole is not None and whole.raw is not fields.raw:
+        parts = [name for name in whole.raw if name.endswith("_config")]
+        unknown_fields(whole, [*HARMLESS_FIELDS, *parts], known)
+    return unknown_fields(fields, (), known)
+
+
+def require_full_layers(fields: Fields, num_layers: int) -> None:
+    """Refuse windows in a family whose layers have none; a width that `use_sliding_window` or `layer_types` leaves
+    unused may be stated.
+    """
+    windows = read_layer_windows(fields, num_layers)
+    if any(window is not None for window in windows):
+        name = "layer_types" if fields.has("layer_types") else "use_sliding_window"
+        raise fields.error(name, fields.raw.get(name), "full_attention layers: the family has no windows")
+    if fields.has("sliding_window") and not (fields.has("use_sliding_window") or fields.has("layer_types")):
+        raise fields.error("sliding_window", fields.raw["sliding_window"], "null: the family has no windows")
+
+
 def read_layer_windows(fields: Fields, num_layers: int) -> tuple[int | None, ...]:
     """Sliding window per layer, `None` = full attention.
 
     Files without `layer_types` say it by `use_sliding_window`, which spares the first `max_window_layers` layers.
     """
     default = ["full_attention"] * num_layers
-    if fields.boolean("use_sliding_window", default=False) and not fields.has("layer_types"):
+    fields.ignore("max_window_layers")
+    uses_windows = fields.boolean("use_sliding_window", default=None)
+    if uses_windows and not fields.has("layer_types"):
         first = fields.integer("max_window_layers", minimum=0)
         default = ["sliding_attention" if layer >= first else "full_attention" for layer in range(num_layers)]
-    return read_windows(fields, read_layer_kinds(fields, num_layers, default))
+    kinds = read_layer_kinds(fields, num_layers, default)
+    if uses_windows is False and "sliding_attention" in kinds:
+        raise fields.error("use_sliding_window", False, "true, as layer_types has sliding layers")
+    return read_windows(fields, kinds)
 
 
 def every_sixth_full(num_layers: int, pattern: int = 6) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from dspark_jax.speculators_common.formats.fields import Fields
+from dspark_jax.speculators_common.formats.quantised import refuse_quantised
 
 # Newest layout first; a text-only checkpoint has the last one.
 TEXT_PREFIXES = ("model.language_model.", "language_model.model.", "model.")
@@ -22,7 +23,10 @@ _TOWERS = (
 
 
 def text_fields(fields: Fields) -> Fields:
-    """The fields of the text model: `text_config` of a multimodal config, else the whole file."""
+    """The fields of the text model: `text_config` of a multimodal config, else the whole file. Raises `CheckpointError`
+    for quantised weights, wherever the file speaks of them.
+    """
+    refuse_quantised(fields.raw, fields.file)
     return fields.section("text_config") if has_towers(fields) else fields
 
 
@@ -33,7 +37,12 @@ def has_towers(fields: Fields) -> bool:
 
 def text_prefix(names: Collection[str]) -> str:
     """What the names of the text tensors begin with."""
-    found = (prefix for prefix in TEXT_PREFIXES if f"{prefix}embed_tokens.weight" in names)
+    found = (
+        prefix
+        for table in ("embed_tokens.weight", "norm.weight")  # a tied file may keep the head alone
+        for prefix in TEXT_PREFIXES
+        if f"{prefix}{table}" in names
+    )
     return next(found, "model.")
 
 

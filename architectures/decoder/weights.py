@@ -29,7 +29,7 @@ def decoder_recipes(
     mlp: Callable[[DecoderConfig, int, str], RecipeTable] = dense_mlp_recipes,
 ) -> RecipeTable:
     """One recipe per parameter; `mlp(config, layer, prefix)` gives those of a layer's feed-forward part."""
-    recipes = token_recipes(config.vocab_size, config.hidden_size, tied=config.tie_word_embeddings)
+    recipes = token_recipes(config.vocab_size, config.hidden_size, names, tied=config.tie_word_embeddings)
     recipes["norm.weight"] = copied("model.norm.weight", (config.hidden_size,))
     for layer in range(config.num_hidden_layers):
         prefix = f"model.layers.{layer}"
@@ -44,11 +44,21 @@ def decoder_recipes(
 
 
 def token_recipes(
-    vocab_size: int, hidden_size: int, *, tied: bool, prefix: str = "model.", head: str = "lm_head.weight"
+    vocab_size: int,
+    hidden_size: int,
+    names: Collection[str],
+    *,
+    tied: bool,
+    prefix: str = "model.",
+    head: str = "lm_head.weight",
 ) -> RecipeTable:
-    """Embedding and head. A tied head is made from the embedding; an untied one has the tensor `head`."""
+    """Embedding and head. An untied head has the tensor `head`; of a tied pair both are made from the embedding, or
+    from the head where the file keeps only that.
+    """
     shape = (vocab_size, hidden_size)
     embedding = f"{prefix}embed_tokens.weight"
+    if tied and embedding not in names and head in names:
+        embedding = head
     return {"table.rows": copied(embedding, shape), "head.kernel": transposed(embedding if tied else head, shape)}
 
 

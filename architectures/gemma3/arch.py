@@ -9,6 +9,7 @@ ARCHITECTURE = SupportedArchitecture(
     name="Gemma3ForCausalLM",
     aliases=("Gemma3ForConditionalGeneration",),
     kind="target",
+    model_types={"gemma3_text": "Gemma3ForCausalLM", "gemma3": "Gemma3ForConditionalGeneration"},
     family="gemma3",
     parse_config=parse_gemma3,
     build=Gemma3Decoder,

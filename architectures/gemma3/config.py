@@ -13,12 +13,13 @@ from dspark_jax.architectures.decoder.fields import (
     read_layer_kinds,
     read_windows,
     require_activation,
+    unknown_target_fields,
 )
 from dspark_jax.architectures.decoder.text_part import has_towers, text_fields
 from dspark_jax.speculators_common.formats.detect import only_architecture
 from dspark_jax.speculators_common.formats.fields import Fields
 from dspark_jax.speculators_common.formats.rope.config import RopeConfig
-from dspark_jax.speculators_common.formats.rope.fields import parse_rope
+from dspark_jax.speculators_common.formats.rope.fields import parse_rope, theta_choice, usable_length
 from dspark_jax.speculators_common.formats.size_limits import MAX_SIZE
 
 # Published multimodal files leave these out.
@@ -55,6 +56,7 @@ def parse_gemma3(raw: Mapping[str, Any], file: str, overrides: None = None) -> G
     )
     rope, sliding_rope = _rotations(fields, sizes["head_dim"])
     attention_bias = fields.boolean("attention_bias", default=False)
+    sizes["max_position_embeddings"] = usable_length(sizes["max_position_embeddings"], rope, file)
     return Gemma3Config(
         **sizes,
         intermediate_size=fields.integer("intermediate_size", minimum=1, maximum=MAX_SIZE),
@@ -71,7 +73,8 @@ def parse_gemma3(raw: Mapping[str, Any], file: str, overrides: None = None) -> G
         architecture=only_architecture(whole, default="Gemma3ForCausalLM"),
         family="gemma3",
         source=file,
-        unknown_fields=fields.unread(),
+        choices=theta_choice(fields, ("full_attention",), rope.theta),
+        unknown_fields=unknown_target_fields(fields, whole),
     )
 
 
@@ -97,16 +100,16 @@ def _rotations(fields: Fields, head_dim: int) -> tuple[RopeConfig, RopeConfig]:
     sliding layers have `rope_local_base_freq` without scaling.
     """
     nested = fields.section("rope_parameters")
-    fields.ignore("rope_local_base_freq")
     if any(isinstance(value, Mapping) for value in nested.raw.values()):
         full, sliding = (
-            parse_rope(fields, head_dim=head_dim, layer_types=(kind,))
-            for kind in ("full_attention", "sliding_attention")
+            parse_rope(fields, head_dim=head_dim, layer_types=(kind,), default_theta=theta)
+            for kind, theta in (("full_attention", _THETA), ("sliding_attention", _SLIDING_THETA))
         )
+        if fields.number("rope_local_base_freq", above=1, default=sliding.theta) != sliding.theta:
+            raise fields.error(
+                "rope_local_base_freq", fields.raw["rope_local_base_freq"], f"{sliding.theta}, as rope_parameters says"
+            )
         return full, sliding
     sliding_theta = fields.number("rope_local_base_freq", above=1, default=_SLIDING_THETA)
     sliding = RopeConfig(theta=sliding_theta, rotary_dim=head_dim)
-    if nested.raw or fields.has("rope_theta"):
-        return parse_rope(fields, head_dim=head_dim), sliding
-    with_theta = dataclasses.replace(fields, raw={**fields.raw, "rope_theta": _THETA})
-    return parse_rope(with_theta, head_dim=head_dim), sliding
+    return parse_rope(fields, head_dim=head_dim, default_theta=_THETA), sliding

@@ -16,7 +16,7 @@ def gemma3_recipes(config: Gemma3Config, names: Collection[str]) -> RecipeTable:
     """One recipe per parameter of the text model, wherever the checkpoint keeps it."""
     prefix, hidden = text_prefix(names), config.hidden_size
     recipes = token_recipes(
-        config.vocab_size, hidden, tied=config.tie_word_embeddings, prefix=prefix, head=head_name(names)
+        config.vocab_size, hidden, names, tied=config.tie_word_embeddings, prefix=prefix, head=head_name(names)
     )
     recipes["norm.weight"] = _one_added(f"{prefix}norm.weight", (hidden,))
     for layer in range(config.num_hidden_layers):

@@ -9,6 +9,12 @@ ARCHITECTURE = SupportedArchitecture(
     name="Gemma4ForCausalLM",
     aliases=("Gemma4ForConditionalGeneration", "Gemma4UnifiedForCausalLM", "Gemma4UnifiedForConditionalGeneration"),
     kind="target",
+    model_types={
+        "gemma4_text": "Gemma4ForCausalLM",
+        "gemma4": "Gemma4ForConditionalGeneration",
+        "gemma4_unified_text": "Gemma4UnifiedForCausalLM",
+        "gemma4_unified": "Gemma4UnifiedForConditionalGeneration",
+    },
     family="gemma4",
     parse_config=parse_gemma4,
     build=Gemma4Decoder,

@@ -12,12 +12,14 @@ from dspark_jax.architectures.decoder.fields import (
     read_layer_kinds,
     read_windows,
     require_activation,
+    unknown_target_fields,
 )
 from dspark_jax.architectures.decoder.text_part import has_towers, text_fields
 from dspark_jax.speculators_common.formats.detect import only_architecture
+from dspark_jax.speculators_common.formats.draft_config import Choice
 from dspark_jax.speculators_common.formats.fields import Fields
 from dspark_jax.speculators_common.formats.rope.config import RopeConfig, RopeKind
-from dspark_jax.speculators_common.formats.rope.fields import parse_rope
+from dspark_jax.speculators_common.formats.rope.fields import parse_rope, usable_length
 from dspark_jax.speculators_common.formats.size_limits import MAX_SIZE
 
 _VOCAB_SIZE = 262_144
@@ -68,6 +70,7 @@ class Gemma4Config:
     architecture: str = dataclasses.field(compare=False)
     family: str = dataclasses.field(compare=False)
     source: str = dataclasses.field(default="", compare=False)
+    choices: tuple[Choice, ...] = dataclasses.field(default=(), compare=False)
     unknown_fields: tuple[str, ...] = dataclasses.field(
         default=(), compare=False
     )  # stated in the file, of no known meaning, without influence
@@ -95,6 +98,7 @@ def parse_gemma4(raw: Mapping[str, Any], file: str, overrides: None = None) -> G
         kinds=_ROPE_KINDS,
     )
     sliding_rope = parse_rope(fields, head_dim=sliding_head_dim, layer_types=("sliding_attention",), kinds=_ROPE_KINDS)
+    sizes["max_position_embeddings"] = usable_length(sizes["max_position_embeddings"], rope, file)
     return Gemma4Config(
         **sizes,
         tie_word_embeddings=fields.joined(whole).boolean("tie_word_embeddings", default=True),
@@ -108,7 +112,7 @@ def parse_gemma4(raw: Mapping[str, Any], file: str, overrides: None = None) -> G
         architecture=only_architecture(whole, default="Gemma4ForCausalLM"),
         family="gemma4",
         source=file,
-        unknown_fields=fields.unread(),
+        unknown_fields=unknown_target_fields(fields, whole),
     )
 
 

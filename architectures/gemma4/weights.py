@@ -14,7 +14,7 @@ def gemma4_recipes(config: Gemma4Config, names: Collection[str]) -> RecipeTable:
     """One recipe per parameter of the text model, wherever the checkpoint keeps it."""
     prefix, hidden = text_prefix(names), config.hidden_size
     recipes = token_recipes(
-        config.vocab_size, hidden, tied=config.tie_word_embeddings, prefix=prefix, head=head_name(names)
+        config.vocab_size, hidden, names, tied=config.tie_word_embeddings, prefix=prefix, head=head_name(names)
     )
     recipes["norm.weight"] = copied(f"{prefix}norm.weight", (hidden,))
     if config.per_layer_input_size:

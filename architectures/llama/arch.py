@@ -8,6 +8,7 @@ from dspark_jax.architectures.registry import SupportedArchitecture
 ARCHITECTURE = SupportedArchitecture(
     name="LlamaForCausalLM",
     kind="target",
+    model_types={"llama": "LlamaForCausalLM"},
     family="llama",
     parse_config=parse_llama,
     build=DenseDecoder,

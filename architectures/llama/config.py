@@ -6,7 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from dspark_jax.architectures.decoder.dense import DecoderConfig
-from dspark_jax.architectures.decoder.fields import read_decoder_geometry
+from dspark_jax.architectures.decoder.fields import (
+    read_decoder_geometry,
+    require_full_layers,
+    unknown_target_fields,
+)
 from dspark_jax.speculators_common.formats.fields import Fields
 
 
@@ -14,6 +18,7 @@ def parse_llama(raw: Mapping[str, Any], file: str, overrides: None = None) -> De
     """The decoder that `raw`, the content of `file`, describes: no query/key norms, optional biases."""
     fields = Fields(raw, file)
     geometry = read_decoder_geometry(fields)
+    require_full_layers(fields, geometry["num_hidden_layers"])
     mlp_bias = fields.boolean("mlp_bias", default=False)
     attention_bias = fields.boolean("attention_bias", default=False)
     return DecoderConfig(
@@ -26,5 +31,5 @@ def parse_llama(raw: Mapping[str, Any], file: str, overrides: None = None) -> De
         architecture="LlamaForCausalLM",
         family="llama",
         source=file,
-        unknown_fields=fields.unread(),
+        unknown_fields=unknown_target_fields(fields),
     )

@@ -8,6 +8,7 @@ from dspark_jax.architectures.registry import SupportedArchitecture
 ARCHITECTURE = SupportedArchitecture(
     name="Qwen3ForCausalLM",
     kind="target",
+    model_types={"qwen3": "Qwen3ForCausalLM"},
     family="qwen3",
     parse_config=parse_qwen3,
     build=DenseDecoder,

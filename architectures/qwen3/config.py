@@ -6,7 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from dspark_jax.architectures.decoder.dense import DecoderConfig
-from dspark_jax.architectures.decoder.fields import read_decoder_geometry, read_layer_windows
+from dspark_jax.architectures.decoder.fields import (
+    read_decoder_geometry,
+    read_layer_windows,
+    unknown_target_fields,
+)
 from dspark_jax.speculators_common.formats.fields import Fields
 
 _HEAD_DIM = 128  # of a file that does not say, whatever its hidden size
@@ -27,5 +31,5 @@ def parse_qwen3(raw: Mapping[str, Any], file: str, overrides: None = None) -> De
         architecture="Qwen3ForCausalLM",
         family="qwen3",
         source=file,
-        unknown_fields=fields.unread(),
+        unknown_fields=unknown_target_fields(fields, neutral={"use_qk_norm": (True,)}),
     )

@@ -9,6 +9,7 @@ from dspark_jax.architectures.registry import SupportedArchitecture
 ARCHITECTURE = SupportedArchitecture(
     name="Qwen3MoeForCausalLM",
     kind="target",
+    model_types={"qwen3_moe": "Qwen3MoeForCausalLM"},
     family="qwen3_moe",
     parse_config=parse_qwen3_moe,
     build=Qwen3MoeDecoder,

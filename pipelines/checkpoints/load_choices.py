@@ -4,6 +4,7 @@ overrides it.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Sequence
 
@@ -13,6 +14,7 @@ from flax import nnx
 
 from dspark_jax.architectures.drafting.tables import DraftTables
 from dspark_jax.architectures.nn.attention import reference as attention
+from dspark_jax.architectures.target_config import TargetConfig
 from dspark_jax.pipelines.checkpoints.loading import LoadedDraft, LoadedTarget
 from dspark_jax.pipelines.speculative.sizes import EnginePlan
 from dspark_jax.speculators_common.errors import RequestError
@@ -55,6 +57,7 @@ def load_choices(
     rows = f"{num_rows} row{'s' if num_rows > 1 else ''} of {plan.options.max_seq_len} positions"
     return (
         _choice("target", _model(target.module, target.config.architecture), str(target.checkpoint.path), "--target"),
+        *(dataclasses.replace(choice, name=f"target {choice.name}") for choice in target_choices(target.config)),
         *(() if draft is None else _draft_choices(draft, plan, why_drafts)),
         _choice("dtype", jnp.dtype(plan.target_params.dtype).name, "", "--dtype"),
         _choice("kv_cache", f"{in_bytes(plan.kv_bytes)} for {rows}", "", "--max-seq-len, --batch-size"),
@@ -66,6 +69,11 @@ def load_choices(
             "--stop-ids",
         ),
     )
+
+
+def target_choices(config: TargetConfig) -> tuple[Choice, ...]:
+    """What a target's files leave open or contradict, as its config says."""
+    return tuple(getattr(config, "choices", ()))
 
 
 def draft_choices(config: DraftConfig, tables: DraftTables) -> tuple[Choice, ...]:

@@ -15,7 +15,9 @@ from dspark_jax.architectures.decoder.recurrent_state import refuse_recurrent_st
 from dspark_jax.architectures.drafting.tables import DraftTables, tables_of
 from dspark_jax.architectures.module_loading import fill_module
 from dspark_jax.architectures.registry import SupportedArchitecture, retrieve
+from dspark_jax.architectures.target_config import TargetConfig
 from dspark_jax.pipelines.checkpoints.checkpoint import Checkpoint, open_checkpoint, open_target, with_draft_names
+from dspark_jax.pipelines.checkpoints.stored_head import with_stored_head
 from dspark_jax.pipelines.text.tokenizer import Tokenizer, open_tokenizer, stop_ids
 from dspark_jax.speculators_common.errors import CheckpointError, PairError
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig, DraftOverrides
@@ -37,7 +39,7 @@ class PreparedTarget:
 
     abstract: Any
     entry: SupportedArchitecture
-    config: Any
+    config: TargetConfig
     checkpoint: Checkpoint
     tokenizer: Tokenizer | None
     stop_ids: tuple[int, ...]
@@ -62,7 +64,7 @@ class LoadedTarget:
     """A target ready to run."""
 
     module: Any
-    config: Any
+    config: TargetConfig
     checkpoint: Checkpoint
     tokenizer: Tokenizer | None
     stop_ids: tuple[int, ...]
@@ -102,7 +104,8 @@ def parse_checkpoint(
     if entry.kind == "target":
         refuse_recurrent_state(checkpoint.config, checkpoint.config_file)
         overrides = None
-    return entry, entry.parse_config(checkpoint.config, checkpoint.config_file, overrides)
+    config = entry.parse_config(checkpoint.config, checkpoint.config_file, overrides)
+    return entry, with_stored_head(entry, config, checkpoint)
 
 
 def prepare_target(path: Path | str, dtype: DTypeLike) -> PreparedTarget:
@@ -200,7 +203,7 @@ def _filled(prepared: PreparedTarget | PreparedDraft, tensors: Mapping[str, Tens
     return fill_module(prepared.abstract, recipes, tensors, file=str(prepared.checkpoint.path), ignored=ignored)
 
 
-def check_against(draft: DraftConfig, target_config: Any) -> None:
+def check_against(draft: DraftConfig, target_config: TargetConfig) -> None:
     """Raise a `PairError` unless this draft can work with this target."""
     check_pair(
         draft,
@@ -229,7 +232,7 @@ def refuse_side_files(checkpoint: Checkpoint) -> None:
         )
 
 
-def check_borrowed(draft: DraftConfig, tables: DraftTables, target_config: Any) -> None:
+def check_borrowed(draft: DraftConfig, tables: DraftTables, target_config: TargetConfig) -> None:
     """Raise a `PairError` if tables of the target would have to serve a draft of another width."""
     borrowed = [name for name in ("embed_tokens", "lm_head") if getattr(tables, name) != "own"]
     if borrowed and draft.table_width != target_config.hidden_size:
@@ -259,10 +262,11 @@ def with_target_rows(
 
 
 def target_table(target: Checkpoint, name: str, draft: DraftConfig) -> TensorSource:
-    """The target's table for the draft's missing tensor `name`; a tied target's embedding is its head too. `PairError`
-    if there is none.
+    """The target's table for the draft's missing tensor `name`; a tied target may store either one for both.
+    `PairError` if there is none.
     """
-    names = ("lm_head.weight", "embed_tokens.weight") if name == "lm_head.weight" else (name,)
+    tables = ("embed_tokens.weight", "lm_head.weight")
+    names = tables[::-1] if name == "lm_head.weight" else tables
     # Multimodal layouts put a prefix before the name.
     found = [stored for table in names for stored in target.tensors if f".{stored}".endswith(f".{table}")]
     if not found:

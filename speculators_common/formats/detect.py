@@ -37,6 +37,7 @@ _OTHER_ARCHITECTURES: Mapping[str, DraftFamily] = {
     "DsparkDrafter": "compact",
 }
 _SPECULATORS_FIELDS = ("speculators_config", "aux_hidden_state_layer_ids")  # in no draft of another library
+_BLOCK_FIELDS = ("dflash_config", "dspark_config", "target_layer_ids", "mask_token_id", "markov_rank")  # of any draft
 _REFUSED_MARKERS = {"DeepseekV4": "DeepSeek-V4", "DFlash2": "DFlash2", "Eagle": "Eagle"}
 _KNOWN_ARCHITECTURES = tuple(
     sorted({*_OTHER_ARCHITECTURES, *(name for names in _SPECULATORS_ARCHITECTURES.values() for name in names)})
@@ -53,7 +54,7 @@ def draft_family(raw: Mapping[str, Any], file: Path | str, *, has_dspark_json: b
     if has_dspark_json:
         return "compact"
     fields = Fields(raw, file)
-    architecture = only_architecture(fields)
+    architecture = only_architecture(fields, default=implied_draft_architecture(raw))
     _refuse_by_name(fields, architecture)
     if architecture not in _KNOWN_ARCHITECTURES:
         near = difflib.get_close_matches(architecture, _KNOWN_ARCHITECTURES, n=1, cutoff=0.5)
@@ -73,12 +74,24 @@ def draft_family(raw: Mapping[str, Any], file: Path | str, *, has_dspark_json: b
     )
 
 
+def implied_draft_architecture(raw: Mapping[str, Any]) -> str | None:
+    """The architecture name of a draft whose config names none: files of the speculators library state their kind."""
+    kind = raw.get("speculators_model_type")
+    return _SPECULATORS_ARCHITECTURES[kind][0] if isinstance(kind, str) and kind in _SPECULATORS_ARCHITECTURES else None
+
+
+def states_draft_fields(raw: Mapping[str, Any]) -> bool:
+    """Whether a config states fields that only drafts have."""
+    return any(raw.get(name) is not None for name in (*_BLOCK_FIELDS, *_SPECULATORS_FIELDS, "speculators_model_type"))
+
+
 def require_family(raw: Mapping[str, Any], file: Path | str, wanted: DraftFamily) -> None:
     """Raise a `CheckpointError` that names both families unless `raw` is of the `wanted` one."""
     found = draft_family(raw, file)
     if found != wanted:
+        architecture = only_architecture(Fields(raw, file), default=implied_draft_architecture(raw))
         raise CheckpointError(
-            f"{file}: architectures: found {raw['architectures'][0]!r}, a draft of the family {FAMILY_TITLES[found]}, "
+            f"{file}: architectures: found {architecture!r}, a draft of the family {FAMILY_TITLES[found]}, "
             f"allowed {FAMILY_TITLES[wanted]}"
         )
 

@@ -8,19 +8,27 @@ once.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Sequence
-from typing import TypedDict
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypedDict
 
 from dspark_jax.speculators_common.errors import field_error
 from dspark_jax.speculators_common.formats.draft_config import Choice, DraftOverrides, MarkovHeadType
 from dspark_jax.speculators_common.formats.fields import Fields, agreed
+from dspark_jax.speculators_common.formats.quantised import refuse_quantised
 from dspark_jax.speculators_common.formats.rope.config import RopeConfig, RopeKind
-from dspark_jax.speculators_common.formats.rope.fields import USUAL_KINDS, parse_rope, stated_partial_rotary_factor
+from dspark_jax.speculators_common.formats.rope.fields import (
+    USUAL_KINDS,
+    parse_rope,
+    stated_partial_rotary_factor,
+    theta_choice,
+    usable_length,
+)
 from dspark_jax.speculators_common.formats.size_limits import MAX_BLOCK_SIZE, MAX_LAYERS, MAX_SIZE
 
-FULL, SLIDING = "full_attention", "sliding_attention"
 LAYOUT_FLAG = "--sample-from-anchor/--no-sample-from-anchor"
 ROTARY_FLAG = "--partial-rotary-factor"
+THETA = 10_000.0  # of a file in Qwen3's form that does not say
 MARKOV_HEAD_TYPES: tuple[MarkovHeadType, ...] = ("vanilla", "gated", "rnn")
 
 # Names that libraries write beside the draft's own: they describe training, text generation or the writer, or repeat
@@ -39,12 +47,10 @@ HARMLESS_FIELDS = frozenset(
         "finetuning_task",
         "id2label",
         "initializer_range",
-        "is_decoder",
-        "is_encoder_decoder",
         "label2id",
         "max_anchors",
-        "max_window_layers",
         "model_type",
+        "norm_topk_prob",  # of a target with experts; the layers of a draft are dense
         "num_anchors",
         "output_attentions",
         "output_hidden_states",
@@ -62,10 +68,12 @@ HARMLESS_FIELDS = frozenset(
         "transformers_version",
         "use_bfloat16",
         "use_cache",
-        "use_sliding_window",
         "verifier_accept_k",
     }
 )
+
+# Names that speak of the network, with the values at which they say what holds for every draft here.
+NEUTRAL_FIELDS: Mapping[str, tuple[Any, ...]] = {"use_qk_norm": (True,), "qk_norm": (True,)}
 
 
 class Geometry(TypedDict):
@@ -134,26 +142,6 @@ def read_geometry(
     )
 
 
-def read_layer_types(network: Fields, num_layers: int, *, choices: Sequence[str]) -> tuple[str, ...]:
-    """The attention kind of every layer, each one of `choices`; all full if the file does not say."""
-    kinds = network.string_list("layer_types", choices=choices, default=(FULL,) * num_layers)
-    if len(kinds) != num_layers:
-        raise network.error(
-            "layer_types", list(kinds), f"one entry for each of {num_layers} layers (num_hidden_layers)"
-        )
-    return kinds
-
-
-def read_window(network: Fields, kinds: Sequence[str]) -> int | None:
-    """`sliding_window`, mandatory beside a sliding layer; without one a window is a leftover and has no meaning."""
-    network.ignore("sliding_window")
-    if SLIDING not in kinds:
-        return None
-    if not network.has("sliding_window"):
-        raise network.missing("sliding_window", f"an integer >= 1, as layer_types {list(kinds)} has sliding layers")
-    return network.integer("sliding_window", minimum=1)
-
-
 def read_taps(
     fields: Fields, name: str, *, shift: int, num_target_layers: int | None, convention: str
 ) -> tuple[int, ...]:
@@ -215,6 +203,11 @@ def read_heads(fields: Fields, *, rank: int, head_type: str, enabled: bool, with
     )
 
 
+def with_usable_length(geometry: Geometry, rope: RopeConfig, file: Path | str) -> Geometry:
+    """The sizes with the length that this rotation serves; see `usable_length`."""
+    return {**geometry, "max_position_embeddings": usable_length(geometry["max_position_embeddings"], rope, file)}
+
+
 def read_rope(
     fields: Fields,
     *,
@@ -224,8 +217,10 @@ def read_rope(
     head_dim_name: str = "head_dim",
     kinds: Collection[RopeKind] = USUAL_KINDS,
     is_drafts_share: bool = False,
+    default_theta: float | None = None,
 ) -> tuple[RopeConfig, tuple[Choice, ...]]:
-    """The draft's rotary settings, of one of `kinds`. Every departure from the file is recorded.
+    """The draft's rotary settings, of one of `kinds`. Every departure from the file is recorded, and `default_theta`
+    where the file states no theta; without a default it must.
 
     A `partial_rotary_factor` in a draft's file is a leftover of the target's config, unless `is_drafts_share` says that
     the format states the share the draft was trained with: the other libraries that train drafts rotate the whole head.
@@ -252,8 +247,9 @@ def read_rope(
         partial_rotary_factor=factor,
         layer_types=layer_types,
         kinds=kinds,
+        default_theta=default_theta,
     )
-    return rope, choices
+    return rope, (*choices, *theta_choice(fields, layer_types, rope.theta))
 
 
 def read_fixed_layout(
@@ -297,11 +293,7 @@ def refuse_unsupported(fields: Fields, *, supported: str = "silu") -> None:
     fields.ignore(*names)
     if activation is not None and fields.string(activation) != supported:
         raise fields.error(activation, fields.string(activation), supported)
-    for name in ("quantization", "quantization_config"):
-        if fields.has(name):
-            raise fields.error(
-                name, dict(fields.section(name).raw), "no such field: quantised drafts are not supported"
-            )
+    refuse_quantised(fields.raw, fields.file)
     dtypes = [(fields.label(name), fields.string(name)) for name in ("dtype", "torch_dtype") if fields.has(name)]
     fields.ignore("dtype", "torch_dtype")
     if dtypes:

@@ -122,9 +122,12 @@ class Fields:
         """Dotted paths of the stated fields that nobody read, in file order; `harmless` are names (without prefix) to
         leave out.
         """
-        return tuple(
-            path for place in self.places for path in place._unread(place.raw, place.prefix, frozenset(harmless))
-        )
+        return tuple(path for path, _ in self.unread_items(harmless))
+
+    def unread_items(self, harmless: Collection[str] = ()) -> Iterator[tuple[str, Any]]:
+        """`(dotted path, value)` of the same fields."""
+        for place in self.places:
+            yield from place._unread(place.raw, place.prefix, frozenset(harmless))
 
     def integer(
         self,
@@ -220,7 +223,7 @@ class Fields:
     def _path(self, name: str) -> str:
         return f"{self.prefix}.{name}" if self.prefix else name
 
-    def _unread(self, raw: Mapping[str, Any], prefix: str, harmless: frozenset[str]) -> Iterator[str]:
+    def _unread(self, raw: Mapping[str, Any], prefix: str, harmless: frozenset[str]) -> Iterator[tuple[str, Any]]:
         for name, value in raw.items():
             path = f"{prefix}.{name}" if prefix else name
             if path + "." in self.seen and isinstance(value, Mapping):
@@ -229,7 +232,7 @@ class Fields:
                 for i, item in enumerate(value):
                     yield from self._unread(item, f"{path}[{i}]", harmless)
             elif value is not None and path not in self.seen and name not in harmless:
-                yield path
+                yield path, value
 
 
 def _is_integer(value: object) -> bool:

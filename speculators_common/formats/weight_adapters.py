@@ -104,7 +104,7 @@ def check_tensors(
     wanted = {name: shape for recipe in recipes.values() for name, shape in recipe.tensors.items()}
     skipped = set(ignored)
     skipped_folders = tuple(name.removesuffix("*") for name in skipped if name.endswith(".*"))
-    faults = [
+    missing = [
         f"tensor {name}: missing, expected shape {list(shape)}"
         for name, shape in wanted.items()
         if name not in available
@@ -114,19 +114,25 @@ def check_tensors(
         for name in available
         if name not in wanted and name not in skipped and not name.startswith(skipped_folders)
     ]
-    faults += [f"{_label(name, available[name], file)}: unexpected" for name in surplus]
-    faults += [
+    unexpected = [f"{_label(name, available[name], file)}: unexpected" for name in surplus]
+    misshapen = [
         f"{_label(name, available[name], file)}: found shape {list(available[name].shape)}, expected {list(shape)}"
         for name, shape in wanted.items()
         if name in available and tuple(available[name].shape) != tuple(shape)
     ]
-    faults += [
+    mistyped = [
         f"{_label(name, available[name], file)}: found dtype {available[name].dtype}, expected a floating-point one"
         for recipe in recipes.values()
         for name in recipe.tensors
         if recipe.is_floating and name in available and not available[name].dtype.startswith(("float", "bfloat"))
     ]
-    if faults:
+    faults = {
+        "missing": missing,
+        "unexpected": unexpected,
+        "of another shape": misshapen,
+        "of another dtype": mistyped,
+    }
+    if any(faults.values()):
         raise collected_error(file, faults)
 
 

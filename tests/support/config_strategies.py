@@ -260,7 +260,7 @@ def _speculators(draw: Draw, kind: str) -> Sample:
     }
     block: Raw = {"block_size": block_size, "mask_token_id": draw(st.integers(0, vocab - 1))}
     states_layout = draw(st.booleans()) or not (
-        "proposal_methods" in rest["speculators_config"] or anchor_first == is_dspark
+        (is_dspark and "proposal_methods" in rest["speculators_config"]) or anchor_first == is_dspark
     )
     if states_layout:
         block["sample_from_anchor"] = anchor_first

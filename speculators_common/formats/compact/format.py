@@ -25,6 +25,7 @@ from dspark_jax.speculators_common.formats.draft_config import (
 from dspark_jax.speculators_common.formats.fields import Fields
 from dspark_jax.speculators_common.formats.rope.config import RopeConfig
 from dspark_jax.speculators_common.formats.size_limits import MAX_BLOCK_SIZE, MAX_LAYERS, MAX_SIZE
+from dspark_jax.speculators_common.formats.unknown_fields import unknown_fields
 
 DSPARK_JSON = "dspark.json"
 ARCHITECTURE = "DsparkDrafter"
@@ -103,7 +104,7 @@ def from_compact(raw: Mapping[str, Any], file: Path | str, overrides: DraftOverr
     )
     _check_sizes_in_target_id(top, config)
     _check_param_names(top, config)
-    return dataclasses.replace(config, unknown_fields=top.unread())
+    return dataclasses.replace(config, unknown_fields=unknown_fields(top))
 
 
 def compact_config(

@@ -14,8 +14,9 @@ from typing import Any
 
 from dspark_jax.speculators_common.formats.deepspec.reader import deepspec_config, deepspec_fields
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig, DraftOverrides
-from dspark_jax.speculators_common.formats.draft_fields import FULL, read_geometry, read_rope
+from dspark_jax.speculators_common.formats.draft_fields import read_geometry, read_rope
 from dspark_jax.speculators_common.formats.fields import Fields
+from dspark_jax.speculators_common.formats.layer_masks import FULL
 
 _OF_THE_TARGET = (
     "head_dim",

@@ -7,8 +7,8 @@ from typing import Any
 
 from dspark_jax.speculators_common.formats.deepspec.writer import block_faults, block_fields
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig
-from dspark_jax.speculators_common.formats.draft_fields import FULL
 from dspark_jax.speculators_common.formats.draft_writer import Fault, refuse_inexpressible
+from dspark_jax.speculators_common.formats.layer_masks import FULL
 from dspark_jax.speculators_common.formats.rope.writer import rope_parameters
 
 

@@ -13,24 +13,26 @@ from pathlib import Path
 from typing import Any
 
 from dspark_jax.speculators_common.formats.detect import DraftFamily, only_architecture, require_family
-from dspark_jax.speculators_common.formats.draft_config import Choice, DraftConfig, DraftOverrides, LayerMask
+from dspark_jax.speculators_common.formats.draft_config import Choice, DraftConfig, DraftOverrides
 from dspark_jax.speculators_common.formats.draft_fields import (
-    FULL,
     HARMLESS_FIELDS,
     MARKOV_HEAD_TYPES,
+    NEUTRAL_FIELDS,
     Geometry,
     Heads,
     read_fixed_layout,
     read_geometry,
     read_heads,
-    read_layer_types,
     read_mask_token,
     read_rope,
     read_taps,
     refuse_unsupported,
+    with_usable_length,
 )
 from dspark_jax.speculators_common.formats.fields import Fields
+from dspark_jax.speculators_common.formats.layer_masks import FULL, read_layer_masks
 from dspark_jax.speculators_common.formats.rope.config import RopeConfig
+from dspark_jax.speculators_common.formats.unknown_fields import unknown_fields
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,26 +90,25 @@ def deepspec_config(
     layers where layers differ.
     """
     top, block = fields.top, fields.block
-    num_layers = len(read_layer_types(fields.network, geometry["num_hidden_layers"], choices=(FULL,)))
     block_size = block.integer("block_size", minimum=1)
     sample_from_anchor, layout_choices = read_fixed_layout(block, block_size, overrides, anchor_first=True)
     num_target_layers = top.integer("num_target_layers", minimum=1)
     return DraftConfig(
-        **geometry,
+        **with_usable_length(geometry, rope, top.file),
         draft_vocab_size=geometry["vocab_size"],
         taps=_taps(block, num_target_layers),
         block_size=block_size,
         sample_from_anchor=sample_from_anchor,
         mask_token_id=read_mask_token(block, geometry["vocab_size"]),
         **_heads(block),
-        layers=(LayerMask(window=None, causal=False),) * num_layers,
+        layers=read_layer_masks(block, fields.network, geometry["num_hidden_layers"], kinds=(FULL,)),
         rope=rope,
         architecture=only_architecture(top),
         family=fields.family,
         source=str(top.file),
         num_target_layers=num_target_layers,
         choices=(*layout_choices, *rope_choices),
-        unknown_fields=top.unread(HARMLESS_FIELDS),
+        unknown_fields=unknown_fields(top, HARMLESS_FIELDS, NEUTRAL_FIELDS),
     )
 
 

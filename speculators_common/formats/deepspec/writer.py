@@ -7,8 +7,8 @@ from __future__ import annotations
 from typing import Any
 
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig
-from dspark_jax.speculators_common.formats.draft_fields import FULL
 from dspark_jax.speculators_common.formats.draft_writer import Fault, qwen3_faults, qwen3_network, refuse_inexpressible
+from dspark_jax.speculators_common.formats.layer_masks import FULL
 
 # Anchors sampled per training sequence, as in the released configs. Drafting does not use it, but the reference does
 # not start without it.

@@ -17,7 +17,8 @@ class RopeConfig:
     `rotary_dim` is the number of leading head elements that rotate (`head_dim` unless the rotation is partial).
     `factor` divides the frequencies (`linear` and `proportional`: all of them; `llama3`: the slow ones, blended between
     the two frequency factors of the original context length; `yarn`: the slow ones, blended between the pairs that turn
-    `beta_slow` and `beta_fast` times over the original context length).
+    `beta_slow` and `beta_fast` times over the original context length). A `linear` rotation may state the original
+    length too; it changes no frequency.
     """
 
     theta: float

@@ -9,10 +9,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 
 from dspark_jax.speculators_common.errors import field_error, missing_field
+from dspark_jax.speculators_common.formats.draft_config import Choice
 from dspark_jax.speculators_common.formats.fields import Fields, agreed
 from dspark_jax.speculators_common.formats.rope.config import RopeConfig, RopeKind
+from dspark_jax.speculators_common.formats.size_limits import INT32_MAX
 
 # `proportional` belongs to one family, which asks for it.
 USUAL_KINDS: tuple[RopeKind, ...] = ("default", "linear", "llama3", "yarn")
@@ -32,13 +35,15 @@ def parse_rope(
     partial_rotary_factor: float | None = None,
     layer_types: Sequence[str] = ("full_attention",),
     kinds: Collection[RopeKind] = USUAL_KINDS,
+    default_theta: float | None = None,
 ) -> RopeConfig:
     """The rotary settings of `fields`.
 
     `head_dim_name` is the field that `head_dim` comes from. `partial_rotary_factor` is the share of `head_dim` that
     rotates; `None` takes what the file states, or the whole head. `layer_types` are tried in this order where the
-    settings are nested per layer kind. `kinds` are the RoPE types that the family knows. Raises `CheckpointError` for
-    another kind, a missing theta, a missing or bad scaling parameter, or a rotary width that is not even.
+    settings are nested per layer kind. `kinds` are the RoPE types that the family knows. `default_theta` is what a file
+    of the family means that states none; `None`: it must. Raises `CheckpointError` for another kind, a missing theta, a
+    missing or bad scaling parameter, or a rotary width that is not even.
     """
     section = _rope_section(fields, layer_types)
     if partial_rotary_factor is None:
@@ -48,24 +53,25 @@ def parse_rope(
         if everywhere.boolean(name, default=supported) is not supported:
             raise everywhere.error(name, not supported, str(supported).lower())
     kind = _kind(section, kinds)
+    theta = _theta(fields, section, kind, default_theta)
     share = 1.0 if partial_rotary_factor is None else partial_rotary_factor
     if kind == "proportional":
         head_dim = _rotary_dim(fields, head_dim_name, head_dim, 1.0, kind)
         pairs = int(share * head_dim // 2)
         factor = section.number("factor", minimum=1, default=1.0)
-        return RopeConfig(
-            theta=_theta(fields, section, kind), rotary_dim=head_dim, kind=kind, factor=factor, rotating_pairs=pairs
-        )
+        return RopeConfig(theta=theta, rotary_dim=head_dim, kind=kind, factor=factor, rotating_pairs=pairs)
     rope = RopeConfig(
-        theta=_theta(fields, section, kind),
+        theta=theta,
         rotary_dim=_rotary_dim(fields, head_dim_name, head_dim, share, kind),
         kind=kind,
     )
     if kind == "default":
+        section.ignore("original_max_position_embeddings")  # nothing is scaled
         return rope
     rope = dataclasses.replace(rope, factor=section.number("factor", minimum=1))
     if kind == "linear":
-        return rope
+        original = section.integer("original_max_position_embeddings", minimum=1, default=0)
+        return dataclasses.replace(rope, original_max_position_embeddings=original)
     return _yarn(fields, section, rope) if kind == "yarn" else _llama3(section, rope)
 
 
@@ -75,6 +81,33 @@ def stated_partial_rotary_factor(fields: Fields, layer_types: Sequence[str] = ("
     """
     everywhere = fields.joined(*_rope_section(fields, layer_types).places)
     return everywhere.number("partial_rotary_factor", above=0, maximum=1, default=None)
+
+
+def theta_choice(
+    fields: Fields, layer_types: Sequence[str], theta: float, name: str = "rope_theta"
+) -> tuple[Choice, ...]:
+    """The choice of `theta`, called `name`, where the file states none."""
+    if _rope_section(fields, layer_types).joined(*fields.places).has("rope_theta"):
+        return ()
+    return (Choice(name=name, value=str(theta), reason="the file does not say; default of the format", flag=""),)
+
+
+def usable_length(stated: int, rope: RopeConfig, file: Path | str) -> int:
+    """The positions that a model can use whose config states `max_position_embeddings` as `stated`.
+
+    A rotation stretched from an original length serves `factor` times that length, even where the config still states
+    the length before it was stretched. llama3 is left out: its factor shapes the frequencies and is no ratio of
+    lengths. So is a linear rotation that states no original length: files differ in whether the stated one is before
+    or after. Raises `CheckpointError` if the length is beyond int32.
+    """
+    if rope.kind not in ("yarn", "linear"):
+        return stated
+    length = max(stated, int(rope.factor * rope.original_max_position_embeddings))
+    if length > INT32_MAX:
+        raise field_error(
+            file, "factor", rope.factor, f"at most {INT32_MAX} / {rope.original_max_position_embeddings}, within int32"
+        )
+    return length
 
 
 def usual_attention_factor(factor: float) -> float:
@@ -96,6 +129,10 @@ def _llama3(section: Fields, rope: RopeConfig) -> RopeConfig:
 
 def _yarn(fields: Fields, section: Fields, rope: RopeConfig) -> RopeConfig:
     """A file that does not state the original context length means `max_position_embeddings`."""
+    # `attn_factor` multiplies the usual factor, `attention_factor` replaces it.
+    share = section.number("attn_factor", above=0, default=1.0)
+    if section.has("attn_factor") and section.has("attention_factor"):
+        raise section.error("attn_factor", share, "no such field beside attention_factor")
     for name in ("mscale", "mscale_all_dim"):
         if section.has(name):
             raise section.error(
@@ -107,11 +144,12 @@ def _yarn(fields: Fields, section: Fields, rope: RopeConfig) -> RopeConfig:
     if fast <= slow:
         raise section.error("beta_fast", fast, f"a finite number > {slow} (beta_slow)")
     original = section.integer("original_max_position_embeddings", minimum=1, default=0)
+    usual = usual_attention_factor(rope.factor)
     return dataclasses.replace(
         rope,
         beta_slow=slow,
         beta_fast=fast,
-        attention_factor=section.number("attention_factor", above=0, default=usual_attention_factor(rope.factor)),
+        attention_factor=section.number("attention_factor", above=0, default=share * usual),
         original_max_position_embeddings=original or fields.integer("max_position_embeddings", minimum=1),
     )
 
@@ -129,10 +167,14 @@ def _entry(section: Fields, layer_types: Sequence[str]) -> Fields:
     chosen = next((name for name in layer_types if name in nested), None)
     if chosen is None:
         raise field_error(section.file, section.prefix, nested, f"an entry for {' or '.join(layer_types)}")
-    # Values beside the per-kind objects are leftovers of the writer and not those of any layer.
-    section.ignore(
-        *(name for name in section.raw if name not in nested), *(name for name in _LAYER_KINDS if name != chosen)
+    # Values beside the per-kind objects are leftovers of the writer, if they are those of one of the kinds or say
+    # `default`.
+    repeated = (
+        name
+        for name, value in section.raw.items()
+        if value == "default" or (name not in nested and any(section.raw[kind].get(name) == value for kind in nested))
     )
+    section.ignore(*repeated, *(name for name in _LAYER_KINDS if name != chosen))
     return section.section(chosen)
 
 
@@ -149,9 +191,11 @@ def _kind(section: Fields, kinds: Collection[RopeKind]) -> RopeKind:
     raise field_error(section.file, where, name, f"{', '.join(kinds)} as RoPE type")
 
 
-def _theta(fields: Fields, section: Fields, kind: RopeKind) -> float:
+def _theta(fields: Fields, section: Fields, kind: RopeKind, default: float | None) -> float:
     everywhere = section.joined(*fields.places)
     if not everywhere.has("rope_theta"):
+        if default is not None:
+            return default
         raise missing_field(
             fields.file, f"{section.prefix}.rope_theta or rope_theta", f"a finite number > 1 (RoPE type {kind!r})"
         )

@@ -28,7 +28,7 @@ def rope_parameters(rope: RopeConfig, head_dim: int) -> dict[str, Any]:
         fields |= {"beta_fast": rope.beta_fast, "beta_slow": rope.beta_slow}
         if rope.attention_factor != usual_attention_factor(rope.factor):
             fields["attention_factor"] = rope.attention_factor
-    if rope.kind in ("llama3", "yarn"):
+    if rope.original_max_position_embeddings:
         fields["original_max_position_embeddings"] = rope.original_max_position_embeddings
     return fields
 

@@ -11,26 +11,32 @@ from pathlib import Path
 from typing import Any
 
 from dspark_jax.speculators_common.errors import field_error
-from dspark_jax.speculators_common.formats.detect import draft_family, only_architecture, require_family
-from dspark_jax.speculators_common.formats.draft_config import Choice, DraftConfig, DraftOverrides, LayerMask
+from dspark_jax.speculators_common.formats.detect import (
+    draft_family,
+    implied_draft_architecture,
+    only_architecture,
+    require_family,
+)
+from dspark_jax.speculators_common.formats.draft_config import Choice, DraftConfig, DraftOverrides
 from dspark_jax.speculators_common.formats.draft_fields import (
-    FULL,
     HARMLESS_FIELDS,
     LAYOUT_FLAG,
+    NEUTRAL_FIELDS,
     NO_HEADS,
-    SLIDING,
+    THETA,
     Heads,
     check_block_size,
     read_geometry,
     read_heads,
-    read_layer_types,
     read_mask_token,
     read_rope,
     read_taps,
-    read_window,
     refuse_unsupported,
+    with_usable_length,
 )
 from dspark_jax.speculators_common.formats.fields import Fields
+from dspark_jax.speculators_common.formats.layer_masks import FULL, SLIDING, read_layer_masks
+from dspark_jax.speculators_common.formats.unknown_fields import unknown_fields
 
 
 def from_speculators(raw: Mapping[str, Any], file: Path | str, overrides: DraftOverrides | None = None) -> DraftConfig:
@@ -52,15 +58,19 @@ def from_speculators(raw: Mapping[str, Any], file: Path | str, overrides: DraftO
     _check_algorithm(top, library)
     block_size = block.integer("block_size", minimum=1, default=8)
     sample_from_anchor, layout_choices = _layout(
-        block, library, block_size, overrides, by_default=family == "speculators_dspark"
+        block, library, block_size, overrides, is_dspark=family == "speculators_dspark"
     )
     rope, rope_choices = read_rope(
-        network, head_dim=geometry["head_dim"], layer_types=(SLIDING, FULL), overrides=overrides
+        network,
+        head_dim=geometry["head_dim"],
+        layer_types=(SLIDING, FULL),
+        overrides=overrides,
+        default_theta=THETA,
     )
     num_target_layers = top.integer("num_target_layers", minimum=1, default=None)
     verifier = library.section("verifier")
     return DraftConfig(
-        **geometry,
+        **with_usable_length(geometry, rope, file),
         draft_vocab_size=_draft_vocab_size(top, geometry["vocab_size"]),
         taps=read_taps(
             block,
@@ -73,17 +83,17 @@ def from_speculators(raw: Mapping[str, Any], file: Path | str, overrides: DraftO
         sample_from_anchor=sample_from_anchor,
         mask_token_id=read_mask_token(block, geometry["vocab_size"]),
         **_heads(block, is_dspark=family == "speculators_dspark"),
-        layers=_layers(top, network, geometry["num_hidden_layers"]),
+        layers=read_layer_masks(block, network, geometry["num_hidden_layers"]),
         window_origin="anchor",
         rope=rope,
-        architecture=only_architecture(top),
+        architecture=only_architecture(top, default=implied_draft_architecture(raw)),
         family=family,
         source=str(file),
         num_target_layers=num_target_layers,
         target_name=verifier.string("name_or_path", default=None),
         target_architectures=verifier.string_list("architectures", default=()),
         choices=(*layout_choices, *rope_choices),
-        unknown_fields=top.unread(HARMLESS_FIELDS),
+        unknown_fields=unknown_fields(top, HARMLESS_FIELDS, NEUTRAL_FIELDS),
     )
 
 
@@ -116,10 +126,13 @@ def _heads(block: Fields, *, is_dspark: bool) -> Heads:
 
 
 def _layout(
-    block: Fields, library: Fields, block_size: int, overrides: DraftOverrides | None, *, by_default: bool
+    block: Fields, library: Fields, block_size: int, overrides: DraftOverrides | None, *, is_dspark: bool
 ) -> tuple[bool, tuple[Choice, ...]]:
-    """Whether the block is anchor-first, and the choice made if the file alone does not decide it. `by_default` is what
-    the format means.
+    """Whether the block is anchor-first, and the choice made if the file alone does not decide it.
+
+    A DSpark file that does not say tells its layout by its `speculative_tokens`, or else is anchor-first. A DFlash file
+    that does not say is fill-in: the field came after the first such files, which state `block_size` tokens all the
+    same.
     """
     stated = block.boolean("sample_from_anchor", default=None)
     override = None if overrides is None else overrides.sample_from_anchor
@@ -128,13 +141,15 @@ def _layout(
         chosen, reason = override, f"stated by the user; the file says {'nothing' if stated is None else _json(stated)}"
     elif stated is not None:
         chosen, reason = stated, ""
+    elif not is_dspark:
+        chosen, reason = False, "the file does not say; default of the format"
     elif declared:
         chosen = declared[0][1] == block_size
         reason = f"the file does not say; its speculative_tokens {declared[0][1]} of block_size {block_size} imply it"
     else:
-        chosen, reason = by_default, "the file does not say; default of the format"
+        chosen, reason = True, "the file does not say; default of the format"
     check_block_size(block, block_size, chosen)
-    if override is None:
+    if override is None and (is_dspark or stated is not None):
         _check_declared_drafts(block, declared, block_size, chosen)
     return chosen, (
         Choice(name="sample_from_anchor", value=_json(chosen), reason=reason, flag=LAYOUT_FLAG),
@@ -180,23 +195,6 @@ def _draft_vocab_size(top: Fields, vocab_size: int) -> int:
     if draft_vocab_size < 1:
         raise top.error("draft_vocab_size", draft_vocab_size, f"an integer >= 1 (vocab_size is {vocab_size})")
     return draft_vocab_size
-
-
-def _layers(top: Fields, network: Fields, num_layers: int) -> tuple[LayerMask, ...]:
-    """Window and causality per layer: both belong to sliding layers only, unless an explicit `causal` speaks
-    for all.
-    """
-    kinds = read_layer_types(network, num_layers, choices=(FULL, SLIDING))
-    non_causal = top.boolean("sliding_window_non_causal", default=False)
-    causal = top.boolean("causal", default=None)
-    window = read_window(network, kinds)
-    return tuple(
-        LayerMask(
-            window=window if kind == SLIDING else None,
-            causal=(kind == SLIDING and not non_causal) if causal is None else causal,
-        )
-        for kind in kinds
-    )
 
 
 def _json(value: bool) -> str:

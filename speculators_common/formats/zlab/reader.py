@@ -9,22 +9,23 @@ from pathlib import Path
 from typing import Any
 
 from dspark_jax.speculators_common.formats.detect import only_architecture, require_family
-from dspark_jax.speculators_common.formats.draft_config import DraftConfig, DraftOverrides, LayerMask
+from dspark_jax.speculators_common.formats.draft_config import DraftConfig, DraftOverrides
 from dspark_jax.speculators_common.formats.draft_fields import (
-    FULL,
     HARMLESS_FIELDS,
+    NEUTRAL_FIELDS,
     NO_HEADS,
-    SLIDING,
+    THETA,
     read_fixed_layout,
     read_geometry,
-    read_layer_types,
     read_mask_token,
     read_rope,
     read_taps,
-    read_window,
     refuse_unsupported,
+    with_usable_length,
 )
 from dspark_jax.speculators_common.formats.fields import Fields
+from dspark_jax.speculators_common.formats.layer_masks import FULL, SLIDING, read_layer_masks
+from dspark_jax.speculators_common.formats.unknown_fields import unknown_fields
 
 
 def from_zlab(raw: Mapping[str, Any], file: Path | str, overrides: DraftOverrides | None = None) -> DraftConfig:
@@ -44,12 +45,16 @@ def from_zlab(raw: Mapping[str, Any], file: Path | str, overrides: DraftOverride
     block_size = block.integer("block_size", minimum=1, default=16)
     sample_from_anchor, layout_choices = read_fixed_layout(block, block_size, overrides, anchor_first=False)
     rope, rope_choices = read_rope(
-        network, head_dim=geometry["head_dim"], layer_types=(SLIDING, FULL), overrides=overrides
+        network,
+        head_dim=geometry["head_dim"],
+        layer_types=(SLIDING, FULL),
+        overrides=overrides,
+        default_theta=THETA,
     )
     num_target_layers = top.integer("num_target_layers", minimum=1, default=None)
-    layers = _layers(block, network, geometry["num_hidden_layers"])
+    layers = read_layer_masks(block, network, geometry["num_hidden_layers"])
     return DraftConfig(
-        **geometry,
+        **with_usable_length(geometry, rope, file),
         draft_vocab_size=geometry["vocab_size"],
         taps=read_taps(
             block,
@@ -75,16 +80,5 @@ def from_zlab(raw: Mapping[str, Any], file: Path | str, overrides: DraftOverride
         num_target_layers=num_target_layers,
         stores_tables=False,
         choices=(*layout_choices, *rope_choices),
-        unknown_fields=top.unread(HARMLESS_FIELDS),
-    )
-
-
-def _layers(block: Fields, network: Fields, num_layers: int) -> tuple[LayerMask, ...]:
-    """Sliding layers have a window and a causal block; an explicit `is_causal` speaks for all layers."""
-    kinds = read_layer_types(network, num_layers, choices=(FULL, SLIDING))
-    window = read_window(network, kinds)
-    causal = block.boolean("is_causal", default=None)
-    return tuple(
-        LayerMask(window=window if kind == SLIDING else None, causal=kind == SLIDING if causal is None else causal)
-        for kind in kinds
+        unknown_fields=unknown_fields(top, HARMLESS_FIELDS, NEUTRAL_FIELDS),
     )

@@ -60,6 +60,7 @@ SPECULATORS |= {
     "speculative_tokens": ANY,
     "speculators_config": {},
     "proposal_methods": [],
+    "rope_theta": 1e4,
     SLIDING: ANY,
 }
 HEADS: dict[str, Any] = {
@@ -74,6 +75,7 @@ ZLAB: dict[str, Any] = {
     "output_multiplier": 1.0,
     "final_logit_softcapping": ANY,
     "is_causal": ANY,
+    "rope_theta": 1e4,
     SLIDING: ANY,
 }
 COMPACT: dict[str, Any] = {
@@ -86,7 +88,7 @@ COMPACT: dict[str, Any] = {
     "tapLayers": [20, 31, 41, 42],
     "seqHead": "markov",
 }
-DECODER: dict[str, Any] = {"rms_norm_eps": 1e-6, "tie_word_embeddings": False}
+DECODER: dict[str, Any] = {"rms_norm_eps": 1e-6, "tie_word_embeddings": False, "rope_theta": 1e4}
 GEMMA: dict[str, Any] = {
     "rms_norm_eps": 1e-6,
     "tie_word_embeddings": True,

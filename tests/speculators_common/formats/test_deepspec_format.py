@@ -262,7 +262,7 @@ def test_the_format_has_no_defaults(name):
         ({"num_attention_heads": 5}, "num_key_value_heads: found 2, allowed a divisor of num_attention_heads 5"),
         (
             {"quantization": {"bits": 4}},
-            "quantization: found {'bits': 4}, allowed no such field: quantised drafts are not supported",
+            "quantization: found {'bits': 4}, allowed no such field: quantised weights are not supported",
         ),
         (
             {"transformer_layer_config": {"head_dim": 32}},

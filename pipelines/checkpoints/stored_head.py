@@ -1,0 +1,78 @@
+"""A target that calls its head tied and stores one all the same: a copy of the embedding, or another head.
+
+Libraries differ in which of the two they use then. What was trained is what is stored: a head that differs from the
+embedding is used.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from dspark_jax.architectures.registry import SupportedArchitecture
+from dspark_jax.pipelines.checkpoints.checkpoint_data import Checkpoint
+from dspark_jax.speculators_common.errors import CheckpointError
+from dspark_jax.speculators_common.files.safetensors_file import SafetensorsTensor
+from dspark_jax.speculators_common.formats.draft_config import Choice
+from dspark_jax.speculators_common.formats.weight_adapters import TensorSource
+
+_PIECE = 1 << 22  # bytes, or rows' worth of elements, that are compared at a time
+
+
+def with_stored_head(entry: SupportedArchitecture, config: Any, checkpoint: Checkpoint) -> Any:
+    """`config`, untied where it says that the head is the embedding and the checkpoint holds another one; that is a
+    choice of the config then.
+
+    Both tensors are read only where a tied model stores its head too, and only up to the first difference.
+    """
+    if entry.kind != "target" or not getattr(config, "tie_word_embeddings", False):
+        return config
+    names = checkpoint.tensors.keys()
+    untied = dataclasses.replace(config, tie_word_embeddings=False)
+    tied_table, untied_table = entry.recipes(config, names), entry.recipes(untied, names)
+    for path, recipe in untied_table.items():
+        head, embedding = tuple(recipe.tensors), tuple(tied_table[path].tensors)
+        if head == embedding or not set(head + embedding) <= set(names):
+            continue
+        pairs = zip(head, embedding, strict=True)
+        if not all(holds_the_same(checkpoint.tensors[a], checkpoint.tensors[b]) for a, b in pairs):
+            reason = f"tie_word_embeddings is true, but {head[0]} differs from {embedding[0]}"
+            choice = Choice(name="lm_head", value="its own", reason=reason, flag="")
+            return dataclasses.replace(untied, choices=(*config.choices, choice))
+    return config
+
+
+def holds_the_same(one: TensorSource, other: TensorSource) -> bool:
+    """Whether two tensors have the same shape and values; bit for bit where they are stored in the same type."""
+    if tuple(one.shape) != tuple(other.shape):
+        return False
+    if one.dtype == other.dtype and isinstance(one, SafetensorsTensor) and isinstance(other, SafetensorsTensor):
+        return all(a == b for a, b in zip(_pieces(one), _pieces(other), strict=True))
+    a, b = one.read(), other.read()
+    rows = max(1, _PIECE // max(1, a[:1].size))
+    return all(
+        np.array_equal(a[start : start + rows].astype(np.float32), b[start : start + rows].astype(np.float32))
+        for start in range(0, len(a), rows)
+    )
+
+
+def _pieces(tensor: SafetensorsTensor) -> Iterator[bytes]:
+    """The stored bytes, a few megabytes at a time."""
+    left = int(np.prod(tensor.shape, dtype=np.int64)) * np.dtype(tensor.dtype).itemsize
+    try:
+        with open(tensor.file, "rb") as stream:
+            stream.seek(tensor.offset)
+            while left:
+                piece = stream.read(min(left, _PIECE))
+                if not piece:
+                    raise CheckpointError(
+                        f"{tensor.file}: tensor {tensor.name}: {left} bytes are missing (the file was truncated since "
+                        "it was opened)"
+                    )
+                left -= len(piece)
+                yield piece
+    except OSError as error:
+        raise CheckpointError(f"{tensor.file}: tensor {tensor.name}: cannot be read: {error.strerror}") from error
