@@ -56,7 +56,8 @@ def load(
     partial_rotary_factor: float | None = None,
     announce: Callable[[tuple[Choice, ...]], None] | None = None,
 ) -> Pipeline:
-    """Load a target (Hugging Face directory, .gguf file or `smollm2`), and a draft for it, and allocate their caches.
+    """Load a target (Hugging Face directory or id, .gguf file or `smollm2`), and a draft for it, and allocate their
+    caches.
 
     Without a draft the pipeline decodes plainly. `dtype`, bfloat16 or float32, is that of weights and caches; output in
     float32 is exactly that of plain decoding. `num_speculative_tokens` is k, the drafts per round, all of the block by
@@ -131,6 +132,7 @@ class PreparedPipeline:
         stop_ids: Sequence[int] | None = None,
         raw: bool = False,
         system: str | None = None,
+        template_vars: Mapping[str, Any] | None = None,
         names: Sequence[str] | None = None,
     ) -> list[Request]:
         """The same as `Pipeline.requests` of the loaded pipeline."""
@@ -146,6 +148,7 @@ class PreparedPipeline:
             stop_ids=stop_ids,
             raw=raw,
             system=system,
+            template_vars=template_vars,
             names=names,
         )
 
@@ -207,16 +210,19 @@ class Pipeline:
         stop_ids: Sequence[int] | None = None,
         raw: bool = False,
         system: str | None = None,
+        template_vars: Mapping[str, Any] | None = None,
         stream: OnPiece | None = None,
     ) -> list[GenerationResult]:
         """Continue one prompt or several, greedily; results come in the order of the prompts.
 
-        A prompt is text, a list of token ids, or a list of messages (`{"role": ..., "content": ...}`). Text becomes a
-        user message in the model's chat format, after a message `system` if given; with `raw`, and for models without a
-        chat template, it is continued as it is. `confidence_threshold` leaves drafts unverified that the draft's
-        confidence head believes in less; it needs such a head. `stop_ids` end an output, by default those that the
-        model declares. `stream` is called with every `StreamPiece` as rounds complete; without it many rounds run on
-        the device before the host sees their tokens, which is faster. Raises `RequestError` before anything runs.
+        A prompt is text, a list of token ids, or a list of messages (`{"role": ..., "content": ...}`, see
+        `checked_messages`). Text becomes a user message in the model's chat format, after a message `system` if given;
+        with `raw`, and for models without a chat template, it is continued as it is. `template_vars` are further
+        variables of the chat template, such as `{"enable_thinking": False}`. `confidence_threshold` leaves drafts
+        unverified that the draft's confidence head believes in less; it needs such a head. `stop_ids` end an output, by
+        default those that the model declares. `stream` is called with every `StreamPiece` as rounds complete; without
+        it many rounds run on the device before the host sees their tokens, which is faster. Raises `RequestError`
+        before anything runs.
         """
         requests = self.requests(
             prompts,
@@ -225,6 +231,7 @@ class Pipeline:
             stop_ids=stop_ids,
             raw=raw,
             system=system,
+            template_vars=template_vars,
         )
         done = dict(self.run(requests, stream=stream))
         return [done[index] for index in range(len(requests))]
@@ -238,6 +245,7 @@ class Pipeline:
         stop_ids: Sequence[int] | None = None,
         raw: bool = False,
         system: str | None = None,
+        template_vars: Mapping[str, Any] | None = None,
         names: Sequence[str] | None = None,
     ) -> list[Request]:
         """The checked requests that `generate` would run. `names` is what errors call each prompt, `prompts[0]` and so
@@ -253,6 +261,7 @@ class Pipeline:
             stop_ids=stop_ids,
             raw=raw,
             system=system,
+            template_vars=template_vars,
             names=names,
         )
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from dspark_jax.pipelines.checkpoints.loading import AnyTarget
 from dspark_jax.pipelines.speculative.request import Request, RequestLimits
@@ -22,6 +23,7 @@ def checked_requests(
     stop_ids: Sequence[int] | None,
     raw: bool,
     system: str | None,
+    template_vars: Mapping[str, Any] | None,
     names: Sequence[str] | None,
 ) -> list[Request]:
     """One request per prompt, in their order. `names` is what errors call each prompt, `prompts[0]` and so on by
@@ -44,7 +46,14 @@ def checked_requests(
     requests = []
     for index, prompt in enumerate(given):
         try:
-            ids = encode_prompt(prompt, target.tokenizer, raw=raw, system=system, source=str(target.checkpoint.path))
+            ids = encode_prompt(
+                prompt,
+                target.tokenizer,
+                raw=raw,
+                system=system,
+                template_vars=template_vars,
+                source=str(target.checkpoint.path),
+            )
             request = Request(
                 prompt_ids=tuple(ids),
                 max_new_tokens=max_new_tokens,
