@@ -93,7 +93,7 @@ def prepare(
     sample_from_anchor: bool | None = None,
     partial_rotary_factor: float | None = None,
 ) -> PreparedPipeline:
-    """A target (Hugging Face directory, .gguf file or `smollm2`), and a draft for it, without their weights.
+    """A target (Hugging Face directory or id, .gguf file or `smollm2`), and a draft for it, without their weights.
 
     Without a draft the pipeline decodes plainly. `dtype`, bfloat16 or float32, is that of weights and caches; output in
     float32 is exactly that of plain decoding. `num_speculative_tokens` is k, the drafts per round, by default a number
@@ -269,6 +269,7 @@ def _max_seq_len(asked: int | None, target_config: Any) -> int:
         return min(longest, DEFAULT_MAX_SEQ_LEN)
     if not 2 <= asked <= longest:
         raise RequestError(
-            f"max_seq_len: found {asked}, allowed 2..{longest} ({target_config.source}: max_position_embeddings)"
+            f"found {asked}, allowed 2..{longest} ({target_config.source}: max_position_embeddings)",
+            field="max_seq_len",
         )
     return asked

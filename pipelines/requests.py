@@ -60,7 +60,12 @@ class RequestMaker:
     def _request(self, prompt: Any, generation: Generation, prompt_format: PromptFormat, name: str) -> Request:
         try:
             ids = encode_prompt(
-                prompt, self.tokenizer, raw=prompt_format.raw, system=prompt_format.system, source=self.source
+                prompt,
+                self.tokenizer,
+                raw=prompt_format.raw,
+                system=prompt_format.system,
+                template_vars=prompt_format.template_vars or None,
+                source=self.source,
             )
             request = Request(prompt_ids=tuple(ids), generation=generation)
             self.plan.check(request)

@@ -191,7 +191,7 @@ class CompactDraft(DraftChain):
         """
         steps = self.config.block_size if num_steps is None else num_steps
         if not 1 <= steps <= self.config.block_size:
-            raise RequestError(f"num_steps: found {steps}, allowed 1..{self.config.block_size}")
+            raise RequestError(f"found {steps}, allowed 1..{self.config.block_size}", field="num_steps")
         if isinstance(thresholds, str):
             thresholds = None if self.config.thresholds is None else self.config.thresholds.values
         limits = effective_thresholds(thresholds, min_confidence, self.config.block_size)[:steps]
@@ -217,6 +217,8 @@ def effective_thresholds(
     """One threshold per slot, float32: the list, beyond its end `min_confidence`, else `NEVER`."""
     listed = list(thresholds or ())
     if len(listed) > block_size:
-        raise RequestError(f"thresholds: found {len(listed)} numbers, allowed at most {block_size}, one for each slot")
+        raise RequestError(
+            f"found {len(listed)} numbers, allowed at most {block_size}, one for each slot", field="thresholds"
+        )
     rest = NEVER if min_confidence is None else min_confidence
     return np.asarray(listed + [rest] * (block_size - len(listed)), np.float32)

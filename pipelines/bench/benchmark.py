@@ -368,7 +368,9 @@ def check_benchmark(
     check_threshold(options.confidence_threshold, None if draft is None else draft.config)
     if draft is None:
         if asked:
-            raise RequestError(f"num_speculative_tokens: found {', '.join(map(str, asked))}, allowed only with a draft")
+            raise RequestError(
+                f"found {', '.join(map(str, asked))}, allowed only with a draft", field="num_speculative_tokens"
+            )
         return ()
     for width in asked:
         drafts_per_round(draft.config, width)
@@ -378,16 +380,17 @@ def check_benchmark(
 def _check_prompts(target: AnyTarget, sets: Sequence[PromptSet], options: BenchmarkOptions) -> None:
     if options.max_new_tokens < 2:
         raise RequestError(
-            f"max_new_tokens: found {options.max_new_tokens}, allowed 2 or more: the first token belongs to no round"
+            f"found {options.max_new_tokens}, allowed 2 or more: the first token belongs to no round",
+            field="max_new_tokens",
         )
     if options.repeats < 1:
-        raise RequestError(f"repeats: found {options.repeats}, allowed 1 or more")
+        raise RequestError(f"found {options.repeats}, allowed 1 or more", field="repeats")
     if not sets or any(not prompt_set.prompts for prompt_set in sets):
-        raise RequestError("prompts: found none in a set, allowed at least one set and one prompt in each")
+        raise RequestError("found none in a set, allowed at least one set and one prompt in each", field="prompts")
     names = [prompt_set.name for prompt_set in sets]
     if len({*names, ALL_SETS}) <= len(names):
         raise RequestError(
-            f"prompts: found sets {', '.join(names)}, allowed different names, none of them {ALL_SETS!r}"
+            f"found sets {', '.join(names)}, allowed different names, none of them {ALL_SETS!r}", field="prompts"
         )
     limit = target.config.max_position_embeddings
     for prompt_set in sets:

@@ -38,7 +38,7 @@ class Comparison:
 def compare(pipeline: Pipeline, request: Request, *, repeats: int = REPEATS) -> Comparison:
     """Decode `request` both ways. Raises `RequestError` for an output without a round: there is nothing to compare."""
     if pipeline.draft is None:
-        raise RequestError("compare: found no draft, allowed a pipeline with one")
+        raise RequestError("found no draft, allowed a pipeline with one", field="compare")
     engines = {"plain": pipeline.without_draft().engine, "speculative": pipeline.engine}
     for engine in engines.values():
         _decoded(engine, request)  # compiles what this request needs
@@ -49,7 +49,8 @@ def compare(pipeline: Pipeline, request: Request, *, repeats: int = REPEATS) -> 
     plain, speculative = runs["plain"][0].output_ids, runs["speculative"][0].output_ids
     if len(plain) < 2 or len(speculative) < 2:
         raise RequestError(
-            "compare: found an output of one token, allowed a longer one: take another prompt or more new tokens"
+            "found an output of one token, allowed a longer one: take another prompt or more new tokens",
+            field="compare",
         )
     return Comparison(
         plain=mode_figures([runs["plain"]]),

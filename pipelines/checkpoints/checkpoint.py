@@ -10,6 +10,7 @@ from typing import Any
 from dspark_jax.architectures.registry import name_of_model_type
 from dspark_jax.pipelines.checkpoints.checkpoint_data import Checkpoint
 from dspark_jax.pipelines.checkpoints.gguf_checkpoint import find_smollm2, open_gguf
+from dspark_jax.pipelines.checkpoints.hub import local_path
 from dspark_jax.speculators_common.errors import CheckpointError, collected_error, field_error, missing_field
 from dspark_jax.speculators_common.files.json_file import read_json_object
 from dspark_jax.speculators_common.files.safetensors_file import SafetensorsTensor, open_safetensors
@@ -30,23 +31,25 @@ _PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl"})
 
 
 def open_target(path_or_name: Path | str) -> Checkpoint:
-    """Open what a user calls a target: the name `smollm2` (the demo model), a .gguf file or a Hugging Face directory.
+    """Open what a user calls a target: the name `smollm2` (the demo model), a .gguf file, or what `open_checkpoint`
+    opens.
 
     A directory that happens to be called like the demo model is reached as `./smollm2`.
     """
     if str(path_or_name) == DEMO_TARGET:
         return open_gguf(find_smollm2())
-    path = Path(path_or_name)
+    path = local_path(path_or_name)
     return open_gguf(path) if path.suffix == ".gguf" else open_checkpoint(path)
 
 
-def open_checkpoint(path: Path | str) -> Checkpoint:
+def open_checkpoint(path_or_id: Path | str) -> Checkpoint:
     """Open a Hugging Face directory: config.json with model.safetensors, or with shards and their index.
 
+    `path_or_id` is a directory or a Hugging Face id, see `local_path`.
     Tensor names are kept as they are stored, bytes are read on demand. Raises `CheckpointError` for everything that
     makes the directory unusable; pickled weights are refused and never opened, because loading them can run code.
     """
-    directory = Path(path)
+    directory = local_path(path_or_id)
     if not directory.is_dir():
         reason = "is a file, allowed a directory or a .gguf file" if directory.exists() else "no such directory"
         raise CheckpointError(f"{directory}: {reason}")

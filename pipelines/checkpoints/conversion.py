@@ -111,7 +111,7 @@ def convert_draft(
     """
     check_absent(destination)
     if to not in FORMATS:
-        raise RequestError(f"format: found {to!r}, allowed {', '.join(FORMATS)}")
+        raise RequestError(f"found {to!r}, allowed {', '.join(FORMATS)}", field="format")
     written = FORMATS[to]
     if target_name is not None and not written.names_target:
         raise RequestError(

@@ -17,7 +17,9 @@ from dspark_jax.architectures.registry import SupportedArchitecture
 from dspark_jax.pipelines.checkpoints.checkpoint import Checkpoint, open_target, with_draft_names
 from dspark_jax.pipelines.checkpoints.load_choices import choice_lines, draft_choices, in_bytes, target_choices
 from dspark_jax.pipelines.checkpoints.loading import check_against, parse_checkpoint
-from dspark_jax.pipelines.text.tokenizer import open_tokenizer, stop_ids
+from dspark_jax.pipelines.text.stop_tokens import stop_reason, stop_tokens
+from dspark_jax.pipelines.text.tokenizer import open_tokenizer
+from dspark_jax.pipelines.text.tokenizer_files import why_no_tokenizer
 from dspark_jax.speculators_common.formats.draft_config import Choice, DraftOverrides, LayerMask
 from dspark_jax.speculators_common.formats.rope.config import RopeConfig
 from dspark_jax.speculators_common.formats.weight_adapters import TensorSource, check_tensors
@@ -128,19 +130,19 @@ def description_json(description: Description) -> dict[str, Any]:
 
 def _target_choices(checkpoint: Checkpoint, config: Any) -> tuple[Choice, ...]:
     tokenizer = open_tokenizer(checkpoint)
-    stops = stop_ids(checkpoint, tokenizer)
-    text = "none: prompts are token ids"
+    stops = stop_tokens(checkpoint, tokenizer)
+    text = f"none, prompts are token ids: the directory {why_no_tokenizer(checkpoint.path)}"
     if tokenizer is not None:
         text = f"{tokenizer.vocab_size} tokens, {'with' if tokenizer.chat_template else 'without'} chat template"
     head = "tied to embed_tokens" if getattr(config, "tie_word_embeddings", False) else "its own"
     choices = {choice.name: choice for choice in target_choices(config)}
     rows = (
-        ("embed_tokens", "its own", ""),
-        ("lm_head", head, ""),
-        ("tokenizer", text, ""),
-        ("stop_ids", ", ".join(map(str, stops)) or "none", "--stop-ids"),
+        ("embed_tokens", "its own", "", ""),
+        ("lm_head", head, "", ""),
+        ("tokenizer", text, "", ""),
+        ("stop_ids", ", ".join(str(stop.id) for stop in stops) or "none", stop_reason(stops), "--stop-ids"),
     )
-    known = {name: Choice(name=name, value=value, reason="", flag=flag) for name, value, flag in rows}
+    known = {name: Choice(name=name, value=value, reason=reason, flag=flag) for name, value, reason, flag in rows}
     return tuple({**known, **choices}.values())
 
 

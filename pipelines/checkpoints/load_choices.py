@@ -17,6 +17,7 @@ from dspark_jax.architectures.nn.attention import reference as attention
 from dspark_jax.architectures.target_config import TargetConfig
 from dspark_jax.pipelines.checkpoints.loading import LoadedDraft, LoadedTarget
 from dspark_jax.pipelines.speculative.sizes import EnginePlan
+from dspark_jax.pipelines.text.stop_tokens import stop_reason, stop_tokens
 from dspark_jax.speculators_common.errors import RequestError
 from dspark_jax.speculators_common.formats.draft_config import Choice, DraftConfig
 from dspark_jax.speculators_common.formats.draft_fields import LAYOUT_FLAG, ROTARY_FLAG
@@ -65,7 +66,7 @@ def load_choices(
         _choice(
             "stop_ids",
             ", ".join(map(str, stops)) or "none",
-            "" if stops else "the model declares none",
+            stop_reason(stop_tokens(target.checkpoint, target.tokenizer)) or "the model declares none",
             "--stop-ids",
         ),
     )

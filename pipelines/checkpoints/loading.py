@@ -18,7 +18,8 @@ from dspark_jax.architectures.registry import SupportedArchitecture, retrieve
 from dspark_jax.architectures.target_config import TargetConfig
 from dspark_jax.pipelines.checkpoints.checkpoint import Checkpoint, open_checkpoint, open_target, with_draft_names
 from dspark_jax.pipelines.checkpoints.stored_head import with_stored_head
-from dspark_jax.pipelines.text.tokenizer import Tokenizer, open_tokenizer, stop_ids
+from dspark_jax.pipelines.text.stop_tokens import stop_ids
+from dspark_jax.pipelines.text.tokenizer import Tokenizer, open_tokenizer
 from dspark_jax.speculators_common.errors import CheckpointError, PairError
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig, DraftOverrides
 from dspark_jax.speculators_common.formats.pair_checks import check_pair

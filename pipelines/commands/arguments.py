@@ -7,13 +7,15 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from dspark_jax.speculators_common.errors import RequestError
 from dspark_jax.speculators_common.formats.draft_config import DraftOverrides
 
-TARGET_METAVAR = "DIR|GGUF|smollm2"
+TARGET_METAVAR = "DIR|ORG/NAME|GGUF|smollm2"
+DRAFT_METAVAR = "DIR|ORG/NAME"
 _FIELDS = (
     "batch_size",
     "confidence_threshold",
@@ -29,7 +31,8 @@ _FIELDS = (
 )
 # What errors of the Python interface begin with -> what a user of the command line has written.
 _FLAGS = {field: f"--{field.replace('_', '-')}" for field in _FIELDS} | {
-    "kv cache": "--batch-size, --max-seq-len: kv cache"
+    "kv cache": "--batch-size, --max-seq-len: kv cache",
+    "template_vars": "--template-var",
 }
 
 
@@ -45,7 +48,9 @@ def add_pair(models: Arguments, *, without_draft: str) -> None:
         metavar=TARGET_METAVAR,
         help="the model that decides; smollm2 is the demo model",
     )
-    models.add_argument("--draft", type=path_name, metavar="DIR", help=f"the model that proposes; {without_draft}")
+    models.add_argument(
+        "--draft", type=path_name, metavar=DRAFT_METAVAR, help=f"the model that proposes; {without_draft}"
+    )
     models.add_argument(
         "--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of weights and caches (bfloat16)"
     )
@@ -87,6 +92,27 @@ def refuse_overrides(overrides: DraftOverrides) -> None:
     for name, value in dataclasses.asdict(overrides).items():
         if value is not None:
             raise RequestError(field=_FLAGS[name], found=value, allowed="only with a draft")
+
+
+def add_template_vars(group: Arguments) -> None:
+    """`--template-var NAME=VALUE`, any number of times; `template_vars` reads them."""
+    group.add_argument(
+        "--template-var",
+        type=template_var,
+        action="append",
+        metavar="NAME=VALUE",
+        help="a variable of the chat template, as in enable_thinking=false; VALUE is JSON or else text (repeatable)",
+    )
+
+
+def template_vars(args: argparse.Namespace) -> dict[str, Any]:
+    """The values of `add_template_vars`."""
+    found: dict[str, Any] = {}
+    for name, value in args.template_var or ():
+        if name in found:
+            raise RequestError(f"--template-var: found {name} twice, allowed each variable once")
+        found[name] = value
+    return found
 
 
 def add_compilation_cache(group: Arguments) -> None:
@@ -161,3 +187,19 @@ def id_list(text: str) -> tuple[int, ...]:
             f"found {text[:40]!r}, allowed token ids with commas between them, as in 5,17,3"
         )
     return tuple(int(part) for part in parts)
+
+
+def template_var(text: str) -> tuple[str, Any]:
+    """Name and value of `NAME=VALUE`. A VALUE that is no JSON is text, but for `True`, `False` and `None`: a template
+    would take the text `False` for true.
+    """
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise argparse.ArgumentTypeError(f"found {text[:40]!r}, allowed NAME=VALUE, as in enable_thinking=false")
+    constants = {"True": True, "False": False, "None": None}
+    if value in constants:
+        return name, constants[value]
+    try:
+        return name, json.loads(value)
+    except (ValueError, RecursionError):
+        return name, value

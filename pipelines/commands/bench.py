@@ -18,13 +18,15 @@ from dspark_jax.pipelines.commands.arguments import (
     add_confidence_threshold,
     add_draft_overrides,
     add_pair,
+    add_template_vars,
     draft_overrides,
     flags_in_errors,
     path_name,
     refuse_overrides,
+    template_vars,
     whole_number,
 )
-from dspark_jax.pipelines.text.prompts_file import read_prompts_file
+from dspark_jax.pipelines.text.prompts_file import FilePrompt, read_prompts_file
 from dspark_jax.speculators_common.errors import RequestError
 
 if TYPE_CHECKING:
@@ -61,11 +63,12 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         action="extend",
         type=path_name,
         metavar="FILE",
-        help="one prompt set each: a prompt a line, or .jsonl with `turns`, of which the first is taken",
+        help="one prompt set each: a prompt a line, or .jsonl with `prompt`, `messages` or `turns` (the first)",
     )
     prompts.add_argument(
         "--prompts-per-set", type=whole_number(1), default=4, metavar="N", help="the first N prompts of each file (4)"
     )
+    add_template_vars(prompts)
     prompts.add_argument(
         "--max-new-tokens", type=whole_number(2), default=96, metavar="N", help="budget of each prompt (96)"
     )
@@ -107,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _measure(args: argparse.Namespace, texts: dict[str, list[str]]) -> tuple[Benchmark, str]:
+def _measure(args: argparse.Namespace, texts: dict[str, list[FilePrompt]]) -> tuple[Benchmark, str]:
     import tqdm
 
     from dspark_jax.pipelines.bench.benchmark import BenchmarkOptions, check_benchmark, run_benchmark
@@ -132,7 +135,7 @@ def _measure(args: argparse.Namespace, texts: dict[str, list[str]]) -> tuple[Ben
             prepared_draft = (
                 None if args.draft is None else prepare_draft(args.draft, prepared_target, args.dtype, overrides)
             )
-        sets = _encoded(texts, prepared_target)
+        sets = _encoded(texts, prepared_target, template_vars(args))
         check_benchmark(prepared_target, prepared_draft, sets, options)
     cache = use_compilation_cache(args.compilation_cache)
     with clock.of("target"):
@@ -159,7 +162,7 @@ class _LoadClock:
         self.seconds[name] += time.perf_counter() - started
 
 
-def _read_sets(files: Sequence[str], count: int) -> dict[str, list[str]]:
+def _read_sets(files: Sequence[str], count: int) -> dict[str, list[FilePrompt]]:
     """The first prompts of each file, under the file's stem where that is unique, else under its path."""
     twice = [file for file, uses in collections.Counter(files).items() if uses > 1]
     if twice:
@@ -169,17 +172,18 @@ def _read_sets(files: Sequence[str], count: int) -> dict[str, list[str]]:
     return {file if Path(file).stem in taken else Path(file).stem: read_prompts_file(file)[:count] for file in files}
 
 
-def _encoded(texts: dict[str, list[str]], target: PreparedTarget) -> list[PromptSet]:
+def _encoded(texts: dict[str, list[FilePrompt]], target: PreparedTarget, variables: dict[str, Any]) -> list[PromptSet]:
     from dspark_jax.pipelines.bench.benchmark import PromptSet
     from dspark_jax.pipelines.text.prompts import encode_prompt
 
-    source = str(target.checkpoint.path)
-    return [
-        PromptSet(
-            name=name, prompts=tuple(tuple(encode_prompt(text, target.tokenizer, source=source)) for text in prompts)
-        )
-        for name, prompts in texts.items()
-    ]
+    def ids(prompt: FilePrompt) -> tuple[int, ...]:
+        source = str(target.checkpoint.path)
+        try:
+            return tuple(encode_prompt(prompt.content, target.tokenizer, template_vars=variables, source=source))
+        except RequestError as error:
+            raise RequestError(f"{prompt.place}: {error}") from error
+
+    return [PromptSet(name=name, prompts=tuple(map(ids, prompts))) for name, prompts in texts.items()]
 
 
 def _draft_counts(text: str) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ import argparse
 import sys
 from typing import Any
 
+from dspark_jax.pipelines.commands.arguments import TARGET_METAVAR
 from dspark_jax.speculators_common.formats.draft_config import DraftOverrides
 
 _FORMATS = ("speculators", "deepspec")
@@ -31,12 +32,12 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("source", metavar="SRC", help="a draft")
+    parser.add_argument("source", metavar="SRC", help="a draft: a directory or a Hugging Face id")
     parser.add_argument("destination", metavar="DST", help="a directory that does not exist yet")
     parser.add_argument("--to", required=True, choices=_FORMATS, help="the format of DST")
     parser.add_argument(
         "--target",
-        metavar="DIR|GGUF|smollm2",
+        metavar=TARGET_METAVAR,
         help=(
             "the draft's target, which supplies what SRC lacks and DST needs: to deepspec its depth, and embedding "
             "and head where SRC stores none"

@@ -13,10 +13,12 @@ from dspark_jax.pipelines.commands.arguments import (
     add_confidence_threshold,
     add_draft_overrides,
     add_pair,
+    add_template_vars,
     draft_overrides,
     flags_in_errors,
     id_list,
     path_name,
+    template_vars,
     whole_number,
 )
 from dspark_jax.speculators_common.errors import RequestError
@@ -50,12 +52,13 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "--prompts-file",
         type=path_name,
         metavar="FILE",
-        help="a prompt a line, or .jsonl with `turns`, of which the first is taken",
+        help="a prompt a line, or .jsonl with `prompt`, `messages` or `turns` (the first is taken)",
     )
     prompts.add_argument("--prompt-ids", type=id_list, metavar="ID,ID,...", help="token ids, as they are")
     text = parser.add_argument_group("text")
     text.add_argument("--system", metavar="TEXT", help="a system message before the prompt")
     text.add_argument("--raw", action="store_true", help="no chat template: continue the text as it is")
+    add_template_vars(text)
     text.add_argument(
         "--max-new-tokens",
         type=whole_number(1),
@@ -138,23 +141,24 @@ def run(args: argparse.Namespace) -> int:
 class _Prompt:
     """What is to be continued, and what messages call it; a single prompt needs no name."""
 
-    content: str | tuple[int, ...]
+    content: str | tuple[int, ...] | list[dict[str, Any]]
     name: str = ""
 
 
 def _read_prompts(args: argparse.Namespace) -> Iterator[_Prompt]:
     if args.prompt_ids is not None:
-        for flag in ("raw", "system"):
+        for flag in ("raw", "system", "template_var"):
             if getattr(args, flag):
-                raise RequestError(f"--{flag}: found beside --prompt-ids, allowed with text")
+                raise RequestError(f"--{flag.replace('_', '-')}: found beside --prompt-ids, allowed with text")
         yield _Prompt(content=args.prompt_ids)
     elif args.prompts_file is not None:
         from dspark_jax.pipelines.text.prompts_file import read_prompts_file
 
-        if args.prompts_file.endswith(".jsonl"):
+        prompts = read_prompts_file(args.prompts_file)
+        if any(prompt.later_turns for prompt in prompts):
             _say(f"{args.prompts_file}: the first of each conversation's turns is the prompt")
-        for number_, text in enumerate(read_prompts_file(args.prompts_file), start=1):
-            yield _Prompt(content=text, name=f"{args.prompts_file}: prompt {number_}")
+        for prompt in prompts:
+            yield _Prompt(content=prompt.content, name=prompt.place)
     else:
         yield _Prompt(content=_stdin_text() if args.prompt == "-" else args.prompt)
 
@@ -170,6 +174,7 @@ def _checked_stream(args: argparse.Namespace, num_prompts: int) -> bool:
     """Whether text is shown as it comes. Flags that exclude each other are refused as a pair."""
     pairs = [
         (args.system is not None and args.raw, "--system", "--raw"),
+        (args.template_var and args.raw, "--template-var", "--raw"),
         (args.stream and args.json, "--stream", "--json"),
         (args.stream and args.batch_size > 1, "--stream", "--batch-size above 1"),
         (args.compare and args.batch_size > 1, "--compare", "--batch-size above 1"),
@@ -199,7 +204,7 @@ def _requests(prepared: PreparedPipeline, args: argparse.Namespace, prompts: Seq
             stop_ids=args.stop_ids,
             confidence_threshold=args.confidence_threshold,
         ),
-        PromptFormat(raw=args.raw, system=args.system),
+        PromptFormat(raw=args.raw, system=args.system, template_vars=template_vars(args)),
         names=[prompt.name for prompt in prompts] if prompts[0].name else None,
     )
     _say_what_is_cut(prepared, requests)

@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from dspark_jax.pipelines.commands.arguments import (
+    DRAFT_METAVAR,
     TARGET_METAVAR,
     add_draft_overrides,
     draft_overrides,
@@ -31,12 +32,12 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         nargs="*",
         type=path_name,
         metavar="DIR",
-        help="a target or a draft; also a .gguf file or smollm2",
+        help="a target or a draft; also a Hugging Face id, a .gguf file or smollm2",
     )
     parser.add_argument(
         "--target", type=path_name, metavar=TARGET_METAVAR, help="a target; with --draft, also say whether the two fit"
     )
-    parser.add_argument("--draft", type=path_name, metavar="DIR", help="a draft")
+    parser.add_argument("--draft", type=path_name, metavar=DRAFT_METAVAR, help="a draft")
     add_draft_overrides(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     return parser
@@ -47,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     sound ones were described.
     """
     if not args.checkpoints and args.target is None and args.draft is None:
-        raise RequestError("info: found no checkpoint, allowed directories, --target or --draft")
+        raise RequestError("found no checkpoint, allowed directories, --target or --draft", field="info")
     # jax takes a second to import: wrong arguments are refused before that.
     from dspark_jax.pipelines.checkpoints.description import (
         Description,

@@ -13,10 +13,15 @@ from typing import Any, NoReturn
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.sandbox
 from jinja2 import nodes
 
+from dspark_jax.pipelines.text.messages import checked_messages, joined_parts
 from dspark_jax.speculators_common.errors import RequestError
+
+_RESERVED = frozenset({"messages", "add_generation_prompt"})  # variables that have arguments of their own
+_PROBE = "one part of text"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,23 +34,73 @@ class ChatTemplate:
     source: str
     tokens: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
-    def render(self, messages: Sequence[object], *, add_generation_prompt: bool = True) -> str:
-        """The conversation as one text. Raises `RequestError` for malformed messages and for whatever the template
-        itself raises.
+    def render(
+        self,
+        messages: Sequence[object],
+        *,
+        add_generation_prompt: bool = True,
+        template_vars: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The conversation as one text.
 
-        A message is an object with the strings `role` and `content`; it usually comes out of a request's JSON, so its
-        types are checked here.
+        `messages` are those of `checked_messages`; their further keys reach the template untouched, and so do lists of
+        text parts if the template reads such lists (else the parts are joined). `template_vars` are further variables
+        of the template, such as `enable_thinking`. Raises `RequestError` for malformed messages, for a variable that
+        the template never reads, and for whatever the template itself raises.
         """
-        variables = {**self.tokens, "messages": _checked(messages), "tools": None, "documents": None}
+        checked = checked_messages(messages)
+        if any(isinstance(message.get("content"), list) for message in checked) and not self._reads_parts:
+            checked = joined_parts(checked)
+        if template_vars:
+            self._check_variables(template_vars)
+        return self._rendered(checked, add_generation_prompt, template_vars or {})
+
+    @functools.cached_property
+    def variables(self) -> frozenset[str]:
+        """The names that the template reads and nothing in it sets. Raises `RequestError` for a malformed template."""
+        environment = _environment()
         try:
-            return self._compiled.render(**variables, add_generation_prompt=add_generation_prompt)
-        except Exception as error:  # the template is foreign code: it can raise anything
-            reason = " ".join(str(error).split()) or type(error).__name__
-            raise RequestError(f"{self.source}: chat template: {reason}") from error
+            names = jinja2.meta.find_undeclared_variables(environment.parse(self.text))
+        except jinja2.TemplateError as error:
+            raise self._fault(error) from error
+        return frozenset(names).difference(environment.globals)
 
     @functools.cached_property
     def _compiled(self) -> jinja2.Template:
         return _environment().from_string(self.text)
+
+    @functools.cached_property
+    def _reads_parts(self) -> bool:
+        """Whether the template takes the text out of a list of parts; others print the list, fail, or leave it out."""
+        message = {"role": "user", "content": [{"type": "text", "text": _PROBE}]}
+        try:
+            text = self._rendered([message], True, {})
+        except RequestError:
+            return False
+        return _PROBE in text and "'type'" not in text and '"type"' not in text
+
+    def _rendered(
+        self, messages: list[dict[str, Any]], add_generation_prompt: bool, template_vars: Mapping[str, Any]
+    ) -> str:
+        variables = {**self.tokens, "tools": None, "documents": None, **template_vars, "messages": messages}
+        try:
+            return self._compiled.render(**variables, add_generation_prompt=add_generation_prompt)
+        except Exception as error:  # the template is foreign code: it can raise anything
+            raise self._fault(error) from error
+
+    def _check_variables(self, template_vars: Mapping[str, Any]) -> None:
+        allowed = self.variables - _RESERVED
+        for name in template_vars:
+            if name not in allowed:
+                raise RequestError(
+                    field="template_vars",
+                    found=name,
+                    allowed=f"a variable that the template reads: {', '.join(sorted(allowed)) or 'it reads none'}",
+                )
+
+    def _fault(self, error: Exception) -> RequestError:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        return RequestError(f"{self.source}: chat template: {reason}", file=self.source, field="chat_template")
 
 
 class _Generation(jinja2.ext.Extension):
@@ -62,7 +117,10 @@ class _Generation(jinja2.ext.Extension):
 @functools.cache
 def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _Generation]
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[jinja2.ext.loopcontrols, _Generation],
+        finalize=_without_none,
     )
     environment.filters["tojson"] = _to_json
     environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
@@ -80,25 +138,14 @@ def _to_json(
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
+def _without_none(value: Any) -> Any:
+    # A content of null is nothing, not the word None.
+    return "" if value is None else value
+
+
 def _raise_exception(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)
 
 
 def _strftime_now(pattern: str) -> str:
     return datetime.datetime.now().strftime(pattern)
-
-
-def _checked(messages: Sequence[object]) -> list[dict[str, Any]]:
-    if not messages:
-        raise RequestError("messages: found none, allowed at least one object with role and content")
-    checked = []
-    for index, message in enumerate(messages):
-        if not isinstance(message, Mapping):
-            raise RequestError(
-                f"messages[{index}]: found a {type(message).__name__}, allowed an object with role and content"
-            )
-        for field in ("role", "content"):
-            if not isinstance(message.get(field), str):
-                raise RequestError(f"messages[{index}].{field}: found {message.get(field)!r}, allowed a string")
-        checked.append(dict(message))
-    return checked

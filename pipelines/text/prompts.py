@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from dspark_jax.pipelines.text.tokenizer import Tokenizer
+from dspark_jax.pipelines.text.tokenizer_files import why_no_tokenizer
 from dspark_jax.speculators_common.errors import RequestError
 
-Message = Mapping[str, str]  # {"role": ..., "content": ...}
+Message = Mapping[str, Any]  # {"role": ..., "content": ...}, see `checked_messages`
 Prompt = str | Sequence[int] | Sequence[Message]
 _ALLOWED = "text, a list of token ids or a list of messages"
 
@@ -19,7 +21,7 @@ def as_prompts(prompts: Any) -> list[Any]:
         return [prompts]
     items = _items(prompts)
     if not items:
-        raise RequestError(f"prompts: found none, allowed {_ALLOWED}, or a list of such")
+        raise RequestError(f"found none, allowed {_ALLOWED}, or a list of such", field="prompts")
     return [items] if _is_id(items[0]) or isinstance(items[0], Mapping) else items
 
 
@@ -29,37 +31,43 @@ def encode_prompt(
     *,
     raw: bool = False,
     system: str | None = None,
+    template_vars: Mapping[str, Any] | None = None,
     source: str = "the target",
 ) -> list[int]:
     """Ids of one prompt.
 
     Text becomes a user message in the model's chat format, after the message `system` if there is one; with `raw`, or
     for a tokenizer without template, it is encoded as it is. Messages always go through the template, ids through
-    nothing. Raises `RequestError` for an empty prompt, for text without a tokenizer (`source` is the model that lacks
-    it) and for `system` where no template can take it.
+    nothing. `template_vars` are further variables of the template, such as `enable_thinking`. Raises `RequestError` for
+    an empty prompt, for text without a tokenizer (`source` is the model that lacks it) and for `system` and
+    `template_vars` where no template can take them.
     """
     if not isinstance(prompt, str):
         items = _items(prompt)
         if items and all(_is_id(item) for item in items):
             _refuse_system(system, "token ids")
+            _refuse_variables(template_vars, "token ids")
             return [int(item) for item in items]
         if not items or not all(isinstance(item, Mapping) for item in items):
-            raise RequestError(f"prompt: found {_described(items)}, allowed {_ALLOWED}")
+            raise RequestError(f"found {_described(items)}, allowed {_ALLOWED}", field="prompt")
         _refuse_system(system, "messages")
-        return _tokenizer(tokenizer, source, "messages").chat(items)
+        return _tokenizer(tokenizer, source, "messages").chat(items, template_vars=template_vars)
     if not prompt.strip():
-        raise RequestError("prompt: found no text, allowed at least one character that is not blank")
+        raise RequestError("found no text, allowed at least one character that is not blank", field="prompt")
     tokenizer = _tokenizer(tokenizer, source, "text")
     if raw or tokenizer.chat_template is None:
         _refuse_system(system, "text that goes in without a chat template")
+        _refuse_variables(template_vars, "text that goes in without a chat template")
         return tokenizer.encode(prompt)
     messages = [{"role": "user", "content": prompt}]
-    return tokenizer.chat(messages if system is None else [{"role": "system", "content": system}, *messages])
+    if system is not None:
+        messages.insert(0, {"role": "system", "content": system})
+    return tokenizer.chat(messages, template_vars=template_vars)
 
 
 def _items(value: Any) -> list[Any]:
     if not isinstance(value, Sequence) or isinstance(value, bytes):
-        raise RequestError(f"prompt: found a {type(value).__name__}, allowed {_ALLOWED}")
+        raise RequestError(f"found a {type(value).__name__}, allowed {_ALLOWED}", field="prompt")
     return list(value)
 
 
@@ -74,10 +82,22 @@ def _described(items: list[Any]) -> str:
 
 def _tokenizer(tokenizer: Tokenizer | None, source: str, found: str) -> Tokenizer:
     if tokenizer is None:
-        raise RequestError(f"prompt: found {found}, allowed token ids: {source} has no tokenizer")
+        raise RequestError(
+            f"found {found}, allowed token ids: {source} {why_no_tokenizer(Path(source))}", field="prompt"
+        )
     return tokenizer
 
 
 def _refuse_system(system: str | None, beside: str) -> None:
     if system is not None:
-        raise RequestError(f"system: found a system message beside {beside}, allowed beside text in a chat format")
+        raise RequestError(
+            f"found a system message beside {beside}, allowed beside text in a chat format", field="system"
+        )
+
+
+def _refuse_variables(template_vars: Mapping[str, Any] | None, beside: str) -> None:
+    if template_vars:
+        names = ", ".join(template_vars)
+        raise RequestError(
+            f"found {names} beside {beside}, allowed where a chat template is rendered", field="template_vars"
+        )

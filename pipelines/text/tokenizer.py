@@ -5,34 +5,39 @@ file.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import decoders, models, pre_tokenizers, processors
 
 from dspark_jax.pipelines.checkpoints.checkpoint_data import Checkpoint
 from dspark_jax.pipelines.checkpoints.gguf_file import GGUFHeader, read_gguf_header
+from dspark_jax.pipelines.text.byte_fallback import has_byte_fallback, without_cut_characters
 from dspark_jax.pipelines.text.chat_template import ChatTemplate
+from dspark_jax.pipelines.text.gguf_tokenizer import read_gguf_tokenizer
+from dspark_jax.pipelines.text.prompt_ends import PromptEnds
 from dspark_jax.pipelines.text.stream_decoder import StreamDecoder
-from dspark_jax.speculators_common.errors import CheckpointError, RequestError, field_error
-from dspark_jax.speculators_common.files.json_file import read_json_object
-
-_TOKENIZER, _TOKENIZER_CONFIG, _TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
-_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
-_CONTROL, _USER_DEFINED = 3, 4  # GGUF token types
+from dspark_jax.pipelines.text.tokenizer_files import read_tokenizer_files
+from dspark_jax.speculators_common.errors import RequestError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tokenizer:
-    """A checkpoint's own tokenizer. `source` is the file that errors name; `chat_template` is `None` for models without
-    one.
+    """A checkpoint's own tokenizer.
+
+    `source` is the file that errors name. `bos_token` and `eos_token` begin and end a text, as far as the model names
+    them. `add_bos` and `add_eos` say whether a plain prompt gets them; `None` leaves it to the tokenizer's
+    post-processor (BOS), or means no (EOS). `chat_template` is `None` for models without one.
     """
 
     backend: tokenizers.Tokenizer = dataclasses.field(repr=False)
     source: str
+    bos_token: str | None = None
     eos_token: str | None = None
+    add_bos: bool | None = None
+    add_eos: bool | None = None
     chat_template: ChatTemplate | None = dataclasses.field(default=None, repr=False)
 
     @classmethod
@@ -40,24 +45,17 @@ class Tokenizer:
         """The tokenizer of a Hugging Face directory, or `None` if it has no tokenizer.json. Raises `CheckpointError`
         for a malformed one.
         """
-        file = Path(directory) / _TOKENIZER
-        if not file.is_file():
+        files = read_tokenizer_files(Path(directory))
+        if files is None:
             return None
-        try:
-            backend = tokenizers.Tokenizer.from_file(str(file))
-        except Exception as error:  # the library raises plain Exception
-            raise CheckpointError(f"{file}: not a valid tokenizer: {error}") from error
-        # Files often keep the limits of the last training run, which would cut or pad prompts.
-        backend.no_truncation()
-        backend.no_padding()
-        config_file = Path(directory) / _TOKENIZER_CONFIG
-        config = read_json_object(config_file) if config_file.is_file() else {}
-        tokens = _special_tokens(config, config_file)
         return cls(
-            backend=backend,
-            source=str(file),
-            eos_token=tokens.get("eos_token"),
-            chat_template=_directory_template(config, config_file, tokens),
+            backend=files.backend,
+            source=files.source,
+            bos_token=files.tokens.get("bos_token"),
+            eos_token=files.tokens.get("eos_token"),
+            add_bos=files.add_bos,
+            add_eos=files.add_eos,
+            chat_template=files.chat_template,
         )
 
     @classmethod
@@ -66,32 +64,26 @@ class Tokenizer:
         other kinds.
         """
         header = gguf if isinstance(gguf, GGUFHeader) else read_gguf_header(gguf)
-        words = _gguf_list(header, "tokenizer.ggml.tokens", str)
-        if len(set(words)) != len(words):
-            raise CheckpointError(f"{header.path}: tokenizer.ggml.tokens: found a token twice, allowed distinct tokens")
-        ids = {key: header.get(f"tokenizer.ggml.{key}_token_id", int) for key in ("bos", "eos", "unknown", "padding")}
-        for key, token in ids.items():
-            if token is not None and not 0 <= token < len(words):
-                raise field_error(
-                    header.path,
-                    f"tokenizer.ggml.{key}_token_id",
-                    token,
-                    f"0 to {len(words) - 1}, the tokens of the file",
-                )
-        known_as = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
-        tokens = {known_as[key]: words[token] for key, token in ids.items() if token is not None}
-        template = header.get("tokenizer.chat_template", str)
+        stored = read_gguf_tokenizer(header)
         return cls(
-            backend=_gguf_backend(header, words, tokens.get("bos_token")),
+            backend=stored.backend,
             source=str(header.path),
-            eos_token=tokens.get("eos_token"),
-            chat_template=None if template is None else ChatTemplate(template, str(header.path), tokens),
+            bos_token=stored.tokens.get("bos_token"),
+            eos_token=stored.tokens.get("eos_token"),
+            add_bos=stored.add_bos,
+            add_eos=stored.add_eos,
+            chat_template=stored.chat_template,
         )
 
     @property
     def vocab_size(self) -> int:
         """Number of tokens, added ones included. A model's embedding may have more rows (padding)."""
         return int(self.backend.get_vocab_size(with_added_tokens=True))
+
+    @property
+    def bos_id(self) -> int | None:
+        """The id of the begin-of-text token, if the tokenizer names one."""
+        return self.token_id(self.bos_token) if self.bos_token is not None else None
 
     @property
     def eos_id(self) -> int | None:
@@ -104,43 +96,67 @@ class Tokenizer:
         return found
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a plain prompt, with BOS if the tokenizer adds one. Special tokens spelled in `text` become
-        their ids.
+        """Ids of a plain prompt, with BOS if the model wants one. Special tokens spelled in `text` become their ids; a
+        text that begins with BOS does not get a second one.
         """
-        return self._ids(text, add_special_tokens=True)
+        return self._ends.around(self._ids(text))
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         """The text of `ids`; bytes that are no valid UTF-8 become replacement characters, ids beyond the vocabulary
         become nothing.
         """
         try:
-            return str(self.backend.decode(list(ids), skip_special_tokens=skip_special))
+            if not self._has_byte_fallback:
+                return str(self.backend.decode(list(ids), skip_special_tokens=skip_special))
+            found = [self.backend.id_to_token(token) for token in ids]
         except (OverflowError, TypeError) as error:
-            raise RequestError(f"ids: cannot be decoded: {error}") from error
+            raise RequestError(f"cannot be decoded: {error}", field="ids") from error
+        skipped = self._special_tokens if skip_special else frozenset()
+        tokens = [token for token in found if token is not None and token not in skipped]
+        return str(self.backend.decoder.decode(without_cut_characters(tokens)))
 
     def stream_decoder(self, skip_special: bool = True) -> StreamDecoder:
         """A new decoder for ids that arrive one after the other."""
         return StreamDecoder(lambda ids: self.decode(ids, skip_special))
 
-    def chat(self, messages: Sequence[object], add_generation_prompt: bool = True) -> list[int]:
+    def chat(
+        self,
+        messages: Sequence[object],
+        add_generation_prompt: bool = True,
+        template_vars: Mapping[str, Any] | None = None,
+    ) -> list[int]:
         """Ids of a conversation, a list of `{"role": ..., "content": ...}`, in the model's chat format.
 
-        The template writes every special token itself, so none is added here. Raises `RequestError` if there is no
-        template or if it refuses the messages.
+        The template writes every special token itself, so none is added here. `template_vars` are further variables of
+        the template. Raises `RequestError` if there is no template or if it refuses the messages.
         """
         if self.chat_template is None:
             raise RequestError(
                 f"{self.source}: the model has no chat template; send a plain prompt instead of messages"
             )
         return self._ids(
-            self.chat_template.render(messages, add_generation_prompt=add_generation_prompt), add_special_tokens=False
+            self.chat_template.render(
+                messages, add_generation_prompt=add_generation_prompt, template_vars=template_vars
+            )
         )
 
-    def _ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
+    def _ids(self, text: str) -> list[int]:
         try:
-            return list(self.backend.encode(text, add_special_tokens=add_special_tokens).ids)
+            return list(self.backend.encode(text, add_special_tokens=False).ids)
         except (UnicodeEncodeError, TypeError) as error:  # a lone surrogate is no text
-            raise RequestError(f"prompt: not valid Unicode text: {error}") from error
+            raise RequestError(f"not valid Unicode text: {error}", field="prompt") from error
+
+    @functools.cached_property
+    def _ends(self) -> PromptEnds:
+        return PromptEnds.of(self.backend, bos=self.bos_id, eos=self.eos_id, add_bos=self.add_bos, add_eos=self.add_eos)
+
+    @functools.cached_property
+    def _has_byte_fallback(self) -> bool:
+        return has_byte_fallback(self.backend)
+
+    @functools.cached_property
+    def _special_tokens(self) -> frozenset[str]:
+        return frozenset(token.content for token in self.backend.get_added_tokens_decoder().values() if token.special)
 
 
 def open_tokenizer(checkpoint: Checkpoint) -> Tokenizer | None:
@@ -150,98 +166,3 @@ def open_tokenizer(checkpoint: Checkpoint) -> Tokenizer | None:
         if checkpoint.gguf_header is None
         else Tokenizer.from_gguf(checkpoint.gguf_header)
     )
-
-
-def stop_ids(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> tuple[int, ...]:
-    """Ids that end a generation: those of generation_config, else of config or its text part, else the tokenizer's;
-    empty if none is declared.
-    """
-    generation_file = checkpoint.path / "generation_config.json" if checkpoint.path.is_dir() else checkpoint.path
-    text = checkpoint.config.get("text_config")
-    configs = [(checkpoint.generation_config, str(generation_file)), (checkpoint.config, checkpoint.config_file)]
-    if isinstance(text, dict):
-        configs.append((text, checkpoint.config_file))
-    for config, file in configs:
-        declared = config.get("eos_token_id")
-        if declared is not None:
-            ids = declared if isinstance(declared, list) else [declared]
-            if not all(type(token) is int and token >= 0 for token in ids):
-                raise field_error(file, "eos_token_id", declared, "a token id or a list of token ids")
-            if ids:
-                return tuple(dict.fromkeys(ids))
-    eos = tokenizer.eos_id if tokenizer is not None else None
-    return () if eos is None else (eos,)
-
-
-def _special_tokens(config: dict[str, Any], file: Path) -> dict[str, str]:
-    """`bos_token` and its like, stored as the text or as an object that holds it."""
-    tokens = {}
-    for name in _SPECIAL_TOKENS:
-        stored = config.get(name)
-        text = stored.get("content") if isinstance(stored, dict) else stored
-        if text is None and not isinstance(stored, dict):
-            continue
-        if not isinstance(text, str):
-            raise field_error(file, name, stored, "a string or an object with content")
-        tokens[name] = text
-    return tokens
-
-
-def _directory_template(config: dict[str, Any], config_file: Path, tokens: dict[str, str]) -> ChatTemplate | None:
-    """chat_template.jinja, else the `chat_template` of tokenizer_config.json: one text, or a list of named ones."""
-    file = config_file.parent / _TEMPLATE
-    if file.is_file():
-        try:
-            return ChatTemplate(file.read_text(encoding="utf-8"), str(file), tokens)
-        except (OSError, UnicodeDecodeError) as error:
-            raise CheckpointError(f"{file}: cannot be read: {error}") from error
-    stored = config.get("chat_template")
-    if isinstance(stored, list):
-        named = {entry.get("name"): entry.get("template") for entry in stored if isinstance(entry, dict)}
-        stored = named.get("default")
-        if stored is None:
-            raise field_error(
-                config_file, "chat_template", sorted(map(str, named)), "a list with a template named 'default'"
-            )
-    if stored is None:
-        return None
-    if not isinstance(stored, str):
-        raise field_error(config_file, "chat_template", type(stored).__name__, "a string or a list of named templates")
-    return ChatTemplate(stored, str(config_file), tokens)
-
-
-def _gguf_backend(header: GGUFHeader, words: list[str], bos_token: str | None) -> tokenizers.Tokenizer:
-    for key, allowed in (("tokenizer.ggml.model", "gpt2"), ("tokenizer.ggml.pre", "smollm")):
-        if header.require(key, str) != allowed:
-            raise field_error(
-                header.path, key, header.metadata[key], f"{allowed!r}; other tokenizers need the Hugging Face directory"
-            )
-    kinds = _gguf_list(header, "tokenizer.ggml.token_type", int)
-    merges = [tuple(merge.split(" ")) for merge in _gguf_list(header, "tokenizer.ggml.merges", str)]
-    if len(kinds) != len(words):
-        raise field_error(
-            header.path, "tokenizer.ggml.token_type", f"{len(kinds)} entries", f"{len(words)}, one per token"
-        )
-    try:
-        backend = tokenizers.Tokenizer(
-            models.BPE(vocab={word: index for index, word in enumerate(words)}, merges=merges)
-        )
-    except Exception as error:  # the library raises plain Exception, for example for a merge of unknown tokens
-        raise CheckpointError(f"{header.path}: tokenizer.ggml.merges: {error}") from error
-    single_digits = pre_tokenizers.Digits(individual_digits=True)
-    backend.pre_tokenizer = pre_tokenizers.Sequence([single_digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
-    backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([word for word, kind in zip(words, kinds, strict=True) if kind == _CONTROL])
-    backend.add_tokens([word for word, kind in zip(words, kinds, strict=True) if kind == _USER_DEFINED])
-    if header.get("tokenizer.ggml.add_bos_token", bool, False) and bos_token is not None:
-        backend.post_processor = processors.TemplateProcessing(
-            single=[bos_token, "$A"], special_tokens=[(bos_token, backend.token_to_id(bos_token))]
-        )
-    return backend
-
-
-def _gguf_list(header: GGUFHeader, key: str, kind: type) -> list[Any]:
-    values: list[Any] = header.require(key, list)
-    if not all(type(value) is kind for value in values):
-        raise CheckpointError(f"{header.path}: {key}: found other entries, allowed a list of {kind.__name__}")
-    return values

@@ -18,7 +18,7 @@ from safetensors.numpy import load_file, save_file
 from dspark_jax.architectures.drafting.tables import DraftTables
 from dspark_jax.pipelines.checkpoints.checkpoint import open_checkpoint
 from dspark_jax.pipelines.checkpoints.loading import load_target, with_target_rows
-from dspark_jax.pipelines.text.tokenizer import stop_ids
+from dspark_jax.pipelines.text.stop_tokens import stop_ids
 from dspark_jax.speculators_common.errors import CheckpointError
 from dspark_jax.speculators_common.formats.speculators.reader import from_speculators
 

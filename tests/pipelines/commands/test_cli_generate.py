@@ -15,7 +15,8 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
 from dspark_jax.pipelines.checkpoints import loading
-from tests.support import text_pair
+from tests.support import text_pair, tiny_tokenizer
+from tests.support.hub_server import cached
 from tests.support.text_pair import Finished, RecordedPair, copied, dspark
 
 NEW_TOKENS = 24
@@ -141,6 +142,57 @@ def test_conversations_give_their_first_turn_and_that_is_said(run, texts: Record
     assert "the first of each conversation's turns is the prompt" in finished.err
 
 
+def test_template_variables_and_messages_reach_the_template(
+    run, pair: RecordedPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    template = "{% if thinking is false %}no{% else %}yes{% endif %}{{ messages[-1].content }}{{ word }}"
+    target = text_pair.with_text(pair, tmp_path, template=template).target
+    lines = [{"prompt": "ab"}, {"messages": [{"role": "user", "content": [{"type": "text", "text": "ab"}]}]}]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    shown = ["--json", "--max-new-tokens", 1]
+
+    def prompt_ids(*arguments: object) -> list[list[int]]:
+        finished = run(*arguments, *shown, target=target)
+        assert finished.status == 0
+        return [json.loads(line)["prompt_ids"] for line in finished.out.splitlines()]
+
+    for value in ("false", "False"):
+        variables = ("--template-var", f"thinking={value}", "--template-var", "word=x=y")
+        expected = tiny_tokenizer.byte_ids("noabx=y")
+        assert prompt_ids("--prompt", "ab", *variables) == [expected]
+        assert prompt_ids("--prompts-file", tmp_path / "prompts.jsonl", *variables) == [expected, expected]
+    assert prompt_ids("--prompt", "ab") == [tiny_tokenizer.byte_ids("yesab")]
+    _forbid_reading(monkeypatch)
+    _assert_refused(
+        run("--prompt", "ab", "--template-var", "thinkin=1", target=target),
+        "error: --template-var: found 'thinkin', allowed a variable that the template reads: thinking, word",
+    )
+
+
+def test_models_may_be_named_by_their_hugging_face_ids(
+    run, pair: RecordedPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    snapshot = cached(tmp_path, "org/target", pair.target)
+    cached(tmp_path, "org/draft", pair.draft, refs=("v2",))
+    finished = run(
+        "--prompt-ids",
+        _ids(pair.prompt(0)),
+        "--max-new-tokens",
+        4,
+        target=Path("org/target"),
+        draft=Path("org/draft@v2"),
+    )
+    assert finished.out == _ids(pair.greedy(0, 4)) + "\n"
+    assert str(snapshot) in finished.err
+    _forbid_reading(monkeypatch)
+    _assert_refused(
+        run("--prompt-ids", "5", target=Path("org/target"), draft=Path("org/draft")),
+        f"org/draft: no such directory, and as a Hugging Face id not in the cache {tmp_path}; HF_HUB_OFFLINE forbids",
+    )
+
+
 def test_a_prompt_can_come_from_stdin_raw_or_after_a_system_message(
     run, texts: RecordedPair, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -211,6 +263,8 @@ def test_comparing_shows_both_ways_and_that_they_agree(run, pair: RecordedPair) 
         (["--prompt-ids", "5,,3"], "argument --prompt-ids: found '5,,3', allowed token ids with commas between them"),
         (["--prompt-ids", "-5"], "argument --prompt-ids"),
         (["--prompt", "abc", "--stop-ids", "x"], "argument --stop-ids: found 'x'"),
+        (["--prompt", "abc", "--template-var", "x"], "argument --template-var: found 'x', allowed NAME=VALUE"),
+        (["--prompt", "abc", "--template-var", "a-b=3"], "argument --template-var: found 'a-b=3', allowed NAME=VALUE"),
         (["--prompt", "abc", "--no-such-flag"], "unrecognized arguments: --no-such-flag"),
         (["--prompt", "abc", "--max-new", "3"], "unrecognized arguments: --max-new"),
         (["--prompt", "abc", "--prompt-ids", "5"], "not allowed with argument"),
@@ -230,6 +284,12 @@ def test_a_wrong_argument_is_refused_at_the_parser(run, arguments: list[str], me
         (["--prompt", "abc", "--system", "no", "--raw"], "--system: found beside --raw"),
         (["--prompt-ids", "5", "--raw"], "--raw: found beside --prompt-ids"),
         (["--prompt-ids", "5", "--system", "no"], "--system: found beside --prompt-ids"),
+        (["--prompt", "abc", "--template-var", "a=1", "--raw"], "--template-var: found beside --raw"),
+        (["--prompt-ids", "5", "--template-var", "a=1"], "--template-var: found beside --prompt-ids"),
+        (
+            ["--prompt", "abc", "--template-var", "a=1", "--template-var", "a=2"],
+            "--template-var: found a twice, allowed each variable once",
+        ),
         (["--prompt", "abc", "--stream", "--json"], "--stream: found beside --json"),
         (["--prompt", "abc", "--stream", "--batch-size", "2"], "--stream: found beside --batch-size above 1"),
         (["--prompt", "abc", "--compare", "--batch-size", "2"], "--compare: found beside --batch-size above 1"),
@@ -288,7 +348,7 @@ def test_a_bad_prompt_in_a_file_is_named(
     _forbid_reading(monkeypatch)
     file = tmp_path / "prompts.txt"
     file.write_text("abc\nwith blanks\n")
-    _assert_refused(run("--prompts-file", file, target=texts.target), f"{file}: prompt 2: prompt: found token id")
+    _assert_refused(run("--prompts-file", file, target=texts.target), f"{file}:2: prompt: found token id")
     file.write_text("\n")
     _assert_refused(run("--prompts-file", file, target=texts.target), f"{file}: found no prompt")
 

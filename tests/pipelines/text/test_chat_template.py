@@ -71,3 +71,104 @@ def test_templates_see_what_they_are_written_for(template: str, expected: str) -
 
 def test_templates_can_ask_for_the_date() -> None:
     assert re.fullmatch(r"2\d\d\d-[01]\d", rendered("{{ strftime_now('%Y-%m') }}"))
+
+
+# --- what messages may be ---
+
+READS_PARTS = (
+    "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for part in m.content %}[{{ part.text }}]{% endfor %}{% endif %}{% endfor %}"
+)
+PARTS = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("{{ messages[0].content }}", "one\ntwo"),
+        ("{{ messages[0]['role'] + ':' + messages[0]['content'] }}", "user:one\ntwo"),
+        ("{% if messages[0].content is string %}{{ messages[0].content }}{% endif %}", "one\ntwo"),
+        ("{{ messages[0].content | tojson }}", '"one\\ntwo"'),
+        (READS_PARTS, "[one][two]"),
+    ],
+)
+def test_text_parts_reach_the_template_as_it_reads_them(template: str, expected: str) -> None:
+    assert rendered(template, [{"role": "user", "content": PARTS}]) == expected
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ([PARTS[0], {"type": "image_url", "image_url": {}}], "messages[0].content[1].type: found 'image_url'"),
+        ([{"type": "input_audio"}], "messages[0].content[0].type: found 'input_audio', allowed 'text'"),
+        ([{"text": "a"}], "messages[0].content[0].type: found None, allowed 'text'"),
+        ([{"type": "text", "text": 3}], "messages[0].content[0].text: found 3, allowed a string"),
+        (["a"], "messages[0].content[0]: found 'a', allowed 'text'"),
+        ([], "messages[0].content: found [], allowed a string or a list of text parts"),
+        ({"type": "text"}, "messages[0].content: found {'type': 'text'}, allowed a string or a list of text parts"),
+    ],
+)
+def test_parts_that_are_no_text_are_refused_by_name(content: Any, expected: str) -> None:
+    with pytest.raises(RequestError, match=re.escape(expected)):
+        rendered("{{ messages }}", [{"role": "user", "content": content}])
+
+
+CALL = {"type": "function", "function": {"name": "look", "arguments": {"at": "x"}}}
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("{{ messages[1].tool_calls[0].function | tojson }}", '{"name": "look", "arguments": {"at": "x"}}'),
+        ("{{ messages[1].content is none }}", "True"),
+        ("<{{ messages[1].content }}>", "<>"),
+        ("{{ messages[2].tool_call_id }}{{ messages[2].content }}", "7seen"),
+    ],
+)
+def test_tool_calls_may_have_a_content_of_null_and_all_keys_reach_the_template(template: str, expected: str) -> None:
+    call = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+    messages = [*HELLO, call, {"role": "tool", "content": "seen", "tool_call_id": 7}]
+    assert rendered(template, messages) == expected
+    assert call == {"role": "assistant", "content": None, "tool_calls": [CALL]}
+
+
+@pytest.mark.parametrize(
+    "message", [{"role": "user", "content": None}, {"role": "assistant", "content": None}, {"role": "assistant"}]
+)
+def test_a_message_that_says_nothing_is_refused(message: dict[str, Any]) -> None:
+    expected = "messages[1].content: found None, allowed a string or a list of text parts"
+    with pytest.raises(RequestError, match=re.escape(expected)):
+        rendered("{{ messages }}", [*HELLO, message])
+
+
+# --- variables ---
+
+THINKING = "{% if enable_thinking is defined and enable_thinking is false %}no{% else %}yes{% endif %} {{ bos_token }}"
+
+
+def test_template_variables_reach_the_template() -> None:
+    template = ChatTemplate(THINKING, "file", {"bos_token": "<s>"})
+    assert template.render(HELLO) == "yes <s>"
+    assert template.render(HELLO, template_vars={"enable_thinking": True}) == "yes <s>"
+    assert template.render(HELLO, template_vars={"enable_thinking": False, "bos_token": "<b>"}) == "no <b>"
+    tools = ChatTemplate("{% for tool in tools %}{{ tool.name }}{% endfor %}", "file")
+    assert tools.render(HELLO, template_vars={"tools": [{"name": "look"}]}) == "look"
+
+
+@pytest.mark.parametrize(
+    ("name", "allowed"), [("enable_thinkin", "bos_token, enable_thinking"), ("messages", "bos_token, enable_thinking")]
+)
+def test_a_variable_that_the_template_never_reads_is_refused(name: str, allowed: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        ChatTemplate(THINKING, "file").render(HELLO, template_vars={name: False})
+    assert str(caught.value) == (
+        f"template_vars: found '{name}', allowed a variable that the template reads: {allowed}"
+    )
+    assert (caught.value.field, caught.value.found) == ("template_vars", name)
+
+
+def test_variables_that_the_template_sets_itself_are_not_its_readers() -> None:
+    with pytest.raises(RequestError, match="found 'x', allowed a variable that the template reads: it reads none"):
+        ChatTemplate("{% set x = 3 %}{{ x }}", "file").render(HELLO, template_vars={"x": 4})
+    with pytest.raises(RequestError, match="file: chat template: Expected an expression"):
+        ChatTemplate("{% for %}", "file").render(HELLO, template_vars={"x": 4})

@@ -14,8 +14,9 @@ import pytest
 from dspark_jax.pipelines.checkpoints.checkpoint import open_target
 from dspark_jax.pipelines.checkpoints.checkpoint_data import Checkpoint
 from dspark_jax.pipelines.checkpoints.gguf_file import GGUFHeader
-from dspark_jax.pipelines.text.tokenizer import Tokenizer, open_tokenizer, stop_ids
-from dspark_jax.speculators_common.errors import CheckpointError, DSparkError, RequestError
+from dspark_jax.pipelines.text.stop_tokens import stop_ids
+from dspark_jax.pipelines.text.tokenizer import Tokenizer, open_tokenizer
+from dspark_jax.speculators_common.errors import CheckpointError, RequestError
 from tests.support.tiny_tokenizer import (
     BOS,
     CHATML,
@@ -28,6 +29,7 @@ from tests.support.tiny_tokenizer import (
     backend,
     byte_ids,
     loaded,
+    text_checkpoint,
 )
 
 
@@ -97,7 +99,7 @@ def test_chat_without_a_template_is_refused(tmp_path: Path) -> None:
         ([{"role": "user"}], "messages[0].content: found None, allowed a string"),
         (
             [*HELLO, {"role": "user", "content": [{"type": "image"}]}],
-            "messages[1].content: found [{'type': 'image'}], allowed a string",
+            "messages[1].content[0].type: found 'image', allowed 'text'",
         ),
         ([{"content": "hello"}], "messages[0].role: found None, allowed a string"),
         ([{"role": 3, "content": "hello"}], "messages[0].role: found 3, allowed a string"),
@@ -246,60 +248,11 @@ def test_gguf_tokenizer_that_is_not_understood_is_refused(changes: dict[str, Any
         Tokenizer.from_gguf(gguf_header(**changes))
 
 
-# --- stop ids ---
-
-
-def checkpoint(directory: Path, config: dict[str, Any], generation_config: dict[str, Any]) -> Checkpoint:
-    return Checkpoint(
-        path=directory,
-        config=config,
-        config_file=str(directory / "config.json"),
-        generation_config=generation_config,
-        tensors={},
-        tensor_files={},
-        architecture="LlamaForCausalLM",
-        bytes_on_disk=0,
-    )
-
-
-@pytest.mark.parametrize(
-    ("config", "generation_config", "expected"),
-    [
-        ({"eos_token_id": 7}, {"eos_token_id": [5, 4, 5]}, (5, 4)),
-        ({"eos_token_id": 7}, {"eos_token_id": 5}, (5,)),
-        ({"eos_token_id": 7}, {"eos_token_id": None}, (7,)),
-        ({"eos_token_id": [7, 8]}, {}, (7, 8)),
-        ({"eos_token_id": 0}, {}, (0,)),
-        ({}, {}, (END,)),
-        ({"eos_token_id": []}, {}, (END,)),
-    ],
-)
-def test_stop_ids_come_from_the_first_file_that_declares_them(
-    tokenizer: Tokenizer,
-    tmp_path: Path,
-    config: dict[str, Any],
-    generation_config: dict[str, Any],
-    expected: tuple[int, ...],
-) -> None:
-    assert stop_ids(checkpoint(tmp_path, config, generation_config), tokenizer) == expected
-
-
-def test_no_stop_ids_where_nothing_declares_any(tmp_path: Path) -> None:
-    assert stop_ids(checkpoint(tmp_path, {}, {}), None) == ()
-    assert stop_ids(checkpoint(tmp_path, {}, {}), loaded(tmp_path)) == ()
-
-
-@pytest.mark.parametrize("declared", [-1, "2", 2.0, True, [2, "3"]])
-def test_malformed_stop_ids_are_refused_with_their_file(tmp_path: Path, declared: Any) -> None:
-    expected = re.escape(f"eos_token_id: found {declared!r}, allowed a token id or a list of token ids")
-    with pytest.raises(DSparkError, match=rf"generation_config\.json: {expected}"):
-        stop_ids(checkpoint(tmp_path, {}, {"eos_token_id": declared}), None)
-    with pytest.raises(DSparkError, match=rf"/config\.json: {expected}"):
-        stop_ids(checkpoint(tmp_path, {"eos_token_id": declared}, {}), None)
+# --- checkpoints ---
 
 
 def test_open_tokenizer_takes_the_one_beside_the_weights(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    opened = open_tokenizer(checkpoint(tmp_path, {}, {}))
+    opened = open_tokenizer(text_checkpoint(tmp_path))
     assert opened is not None
     assert opened.chat(HELLO) == tokenizer.chat(HELLO)
 

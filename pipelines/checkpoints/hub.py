@@ -1,0 +1,183 @@
+"""What a user writes for a checkpoint -> a path on this machine: a directory, `~/...`, a folder of the Hugging Face
+cache, or a Hugging Face id such as `Qwen/Qwen3-8B` or `org/name@revision`.
+
+An id is looked up in the local cache first, without huggingface_hub and without the network. Only what the cache lacks
+is downloaded, by huggingface_hub (the extra `hub`), and only safetensors, JSON and the chat template: nothing that
+could run code.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+from pathlib import Path
+
+from dspark_jax.speculators_common.errors import CheckpointError
+
+_PART = r"[A-Za-z0-9](?:[\w.-]*\w)?"
+_NAME = re.compile(rf"({_PART})/({_PART})", re.ASCII)
+_REVISION = re.compile(r"\w[\w.-]*(?:/\w[\w.-]*)*", re.ASCII)
+_CACHE_FOLDER = re.compile(r"models--.+")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_FETCHED = ("*.safetensors", "*.json", "chat_template.jinja")
+_NOT_FETCHED = ("*/*", "consolidated*.safetensors")  # other exports of the same weights
+_NOT_AN_ID = frozenset({".gguf", ".safetensors", ".json"})
+_CONFIGS, _SINGLE, _INDEX = ("config.json", "dspark.json"), "model.safetensors", "model.safetensors.index.json"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HubName:
+    """A model on the Hugging Face hub. `str()` is what a user writes: `org/name`, or `org/name@revision`."""
+
+    org: str
+    name: str
+    revision: str = "main"
+
+    @classmethod
+    def parse(cls, text: str) -> HubName | None:
+        """The id that `text` spells, `None` if it can only be a path."""
+        repository, at, revision = text.partition("@")
+        parts = _NAME.fullmatch(repository)
+        if parts is None or ".." in text or "--" in repository or Path(repository).suffix in _NOT_AN_ID:
+            return None
+        if not at:
+            return cls(org=parts[1], name=parts[2])
+        return cls(org=parts[1], name=parts[2], revision=revision) if _REVISION.fullmatch(revision) else None
+
+    @property
+    def repository(self) -> str:
+        """`org/name`."""
+        return f"{self.org}/{self.name}"
+
+    def __str__(self) -> str:
+        return self.repository if self.revision == "main" else f"{self.repository}@{self.revision}"
+
+
+def local_path(path_or_name: Path | str) -> Path:
+    """The file or directory that a user means by `path_or_name`; what exists on this machine wins over an id.
+
+    A `models--org--name` folder of the cache stands for its snapshot of `main`, or for the only one. An id may be
+    downloaded here. What is neither there nor an id is returned as it is: the caller says that it is missing. Raises
+    `CheckpointError` for an id that cannot be had, with the reason.
+    """
+    try:
+        path = Path(path_or_name).expanduser()
+    except RuntimeError:  # no such user
+        return Path(path_or_name)
+    if path.is_dir():
+        return _snapshot_of_folder(path)
+    name = None if path.exists() else HubName.parse(str(path_or_name))
+    return path if name is None else _of_hub(name)
+
+
+def cache_root() -> Path:
+    """The local cache, where huggingface_hub has it: HF_HUB_CACHE, else `hub` in HF_HOME, else ~/.cache/huggingface."""
+    stated = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
+    if not stated:
+        caches = os.environ.get("XDG_CACHE_HOME") or os.path.join("~", ".cache")
+        stated = os.path.join(os.environ.get("HF_HOME") or os.path.join(caches, "huggingface"), "hub")
+    return Path(os.path.expandvars(os.path.expanduser(stated)))
+
+
+def _of_hub(name: HubName) -> Path:
+    """The snapshot of `name`: from the cache if that holds all that loading needs, else downloaded."""
+    root = cache_root()
+    folder = root / f"models--{name.org}--{name.name}"
+    cached = _cached_snapshot(folder, name.revision)
+    missing = None if cached is None else _missing_file(cached)
+    if cached is not None and missing is None:
+        return cached
+    absent = f"not in the cache {root}" if cached is None else f"{missing} is missing in the cache ({cached})"
+    found = f"{name}: no such directory, and as a Hugging Face id {absent}"
+    if _is_offline():
+        raise CheckpointError(f"{found}; HF_HUB_OFFLINE forbids a download")
+    downloaded = _downloaded(name, root, found)
+    missing = _missing_file(downloaded)
+    if missing is not None:
+        raise CheckpointError(
+            f"{name}: {missing}: missing in {downloaded}; the repository holds none, or the hub could not be reached"
+        )
+    return downloaded
+
+
+def _downloaded(name: HubName, root: Path, found: str) -> Path:
+    """The snapshot after a download; huggingface_hub shows a progress bar on stderr. `found` begins the errors."""
+    try:
+        from huggingface_hub import errors, snapshot_download
+    except ImportError as error:
+        raise CheckpointError(
+            f"{found}; a download needs huggingface_hub: pip install huggingface_hub, the extra `hub` of dspark-jax"
+        ) from error
+    try:
+        return Path(
+            snapshot_download(
+                name.repository,
+                revision=name.revision,
+                cache_dir=root,
+                endpoint=os.environ.get("HF_ENDPOINT") or None,
+                allow_patterns=list(_FETCHED),
+                ignore_patterns=list(_NOT_FETCHED),
+            )
+        )
+    except errors.GatedRepoError as error:
+        reason = "the hub gives it to those only who accepted its terms there; log in with `hf auth login` or HF_TOKEN"
+        raise CheckpointError(f"{found}; {reason}") from error
+    except errors.RevisionNotFoundError as error:
+        raise CheckpointError(f"{found}; the hub has no revision {name.revision!r} of it") from error
+    except errors.RepositoryNotFoundError as error:
+        raise CheckpointError(f"{found}; the hub has no such model, or a private one (HF_TOKEN)") from error
+    except Exception as error:  # no network, a full disk, a server's refusal: the library raises many kinds
+        raise CheckpointError(f"{found}; it cannot be downloaded: {_first_line(error.__cause__ or error)}") from error
+
+
+def _cached_snapshot(folder: Path, revision: str) -> Path | None:
+    """The snapshot of a branch, a tag or a commit, if the cache has one."""
+    commit = revision
+    if not _COMMIT.fullmatch(revision):
+        try:
+            commit = (folder / "refs" / revision).read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError):
+            return None
+    snapshot = folder / "snapshots" / commit
+    return snapshot if _COMMIT.fullmatch(commit) and snapshot.is_dir() else None
+
+
+def _snapshot_of_folder(path: Path) -> Path:
+    """`path`, or the snapshot that it stands for if it is the folder of one model in the cache."""
+    folder = path.parent if path.name == "snapshots" else path
+    if not _CACHE_FOLDER.fullmatch(folder.resolve().name) or not (folder / "snapshots").is_dir():
+        return path
+    main = _cached_snapshot(folder, "main")
+    snapshots = sorted(entry for entry in (folder / "snapshots").iterdir() if entry.is_dir())
+    if main is None and len(snapshots) != 1:
+        listed = ", ".join(entry.name for entry in snapshots[:5]) or "none"
+        raise CheckpointError(
+            f"{folder}: snapshots: found {len(snapshots)} ({listed}) and no refs/main, allowed one of them by its path"
+        )
+    return main or snapshots[0]
+
+
+def _missing_file(snapshot: Path) -> str | None:
+    """A file that loading needs and the snapshot lacks: a download may have been cut off, or have been of a part."""
+    if not any((snapshot / config).is_file() for config in _CONFIGS):
+        return _CONFIGS[0]
+    index = snapshot / _INDEX
+    if not index.is_file():
+        return None if (snapshot / _SINGLE).is_file() else _SINGLE
+    try:
+        shards = set(json.loads(index.read_bytes())["weight_map"].values())
+    except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
+        return None  # opening the checkpoint says what is wrong with its index
+    return next((str(shard) for shard in sorted(map(str, shards)) if not (snapshot / str(shard)).is_file()), None)
+
+
+def _is_offline() -> bool:
+    stated = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or ""
+    return stated.upper() in ("1", "ON", "YES", "TRUE")
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

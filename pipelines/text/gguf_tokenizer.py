@@ -1,0 +1,90 @@
+"""The tokenizer inside a GGUF file: byte-level BPE with single digits (`smollm`)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
+
+from dspark_jax.pipelines.checkpoints.gguf_file import GGUFHeader
+from dspark_jax.pipelines.text.chat_template import ChatTemplate
+from dspark_jax.speculators_common.errors import CheckpointError, field_error
+
+_CONTROL, _USER_DEFINED = 3, 4  # GGUF token types
+_NAMES = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GGUFTokenizer:
+    """What the header of a GGUF file says about text. `tokens` are `bos_token` and its like."""
+
+    backend: tokenizers.Tokenizer
+    tokens: Mapping[str, str]
+    add_bos: bool | None
+    add_eos: bool | None
+    chat_template: ChatTemplate | None
+
+
+def read_gguf_tokenizer(header: GGUFHeader) -> GGUFTokenizer:
+    """The tokenizer of a file whose `header` was read. Raises `CheckpointError` for other kinds of tokenizers."""
+    words = _gguf_list(header, "tokenizer.ggml.tokens", str)
+    if len(set(words)) != len(words):
+        raise CheckpointError(f"{header.path}: tokenizer.ggml.tokens: found a token twice, allowed distinct tokens")
+    ids = {key: header.get(f"tokenizer.ggml.{key}_token_id", int) for key in _NAMES}
+    for key, token in ids.items():
+        if token is not None and not 0 <= token < len(words):
+            allowed = f"0 to {len(words) - 1}, the tokens of the file"
+            raise field_error(header.path, f"tokenizer.ggml.{key}_token_id", token, allowed)
+    tokens = {_NAMES[key]: words[token] for key, token in ids.items() if token is not None}
+    template = header.get("tokenizer.chat_template", str)
+    return GGUFTokenizer(
+        backend=_gguf_backend(header, words),
+        tokens=tokens,
+        add_bos=_flag(header, "bos", tokens),
+        add_eos=_flag(header, "eos", tokens),
+        chat_template=None if template is None else ChatTemplate(template, str(header.path), tokens),
+    )
+
+
+def _flag(header: GGUFHeader, end: str, tokens: Mapping[str, str]) -> bool | None:
+    key = f"tokenizer.ggml.add_{end}_token"
+    flag = header.get(key, bool)
+    if flag and _NAMES[end] not in tokens:
+        raise field_error(header.path, key, flag, f"false where tokenizer.ggml.{end}_token_id is missing")
+    return flag
+
+
+def _gguf_backend(header: GGUFHeader, words: list[str]) -> tokenizers.Tokenizer:
+    for key, allowed in (("tokenizer.ggml.model", "gpt2"), ("tokenizer.ggml.pre", "smollm")):
+        if header.require(key, str) != allowed:
+            raise field_error(
+                header.path, key, header.metadata[key], f"{allowed!r}; other tokenizers need the Hugging Face directory"
+            )
+    kinds = _gguf_list(header, "tokenizer.ggml.token_type", int)
+    merges = [tuple(merge.split(" ")) for merge in _gguf_list(header, "tokenizer.ggml.merges", str)]
+    if len(kinds) != len(words):
+        raise field_error(
+            header.path, "tokenizer.ggml.token_type", f"{len(kinds)} entries", f"{len(words)}, one per token"
+        )
+    try:
+        backend = tokenizers.Tokenizer(
+            models.BPE(vocab={word: index for index, word in enumerate(words)}, merges=merges)
+        )
+    except Exception as error:  # the library raises plain Exception, for example for a merge of unknown tokens
+        raise CheckpointError(f"{header.path}: tokenizer.ggml.merges: {error}") from error
+    single_digits = pre_tokenizers.Digits(individual_digits=True)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([single_digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([word for word, kind in zip(words, kinds, strict=True) if kind == _CONTROL])
+    backend.add_tokens([word for word, kind in zip(words, kinds, strict=True) if kind == _USER_DEFINED])
+    return backend
+
+
+def _gguf_list(header: GGUFHeader, key: str, kind: type) -> list[Any]:
+    values: list[Any] = header.require(key, list)
+    if not all(type(value) is kind for value in values):
+        raise CheckpointError(f"{header.path}: {key}: found other entries, allowed a list of {kind.__name__}")
+    return values

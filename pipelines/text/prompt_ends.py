@@ -1,0 +1,69 @@
+"""What a tokenizer puts around a plain prompt: begin-of-text before it, rarely end-of-text after it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import tokenizers
+
+_PROBE = "a"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PromptEnds:
+    """Token ids `before` and `after` a prompt; `bos` is the begin-of-text id if the tokenizer names one."""
+
+    before: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
+    bos: int | None = None
+
+    @classmethod
+    def of(
+        cls,
+        backend: tokenizers.Tokenizer,
+        *,
+        bos: int | None,
+        eos: int | None,
+        add_bos: bool | None,
+        add_eos: bool | None,
+    ) -> PromptEnds:
+        """The ends of prompts for `backend`. `add_bos` and `add_eos` are the flags of the tokenizer's config.
+
+        A flag decides, whatever the post-processor of the tokenizer does. Without a flag the post-processor decides
+        about BOS, and nothing goes behind a prompt, because a prompt is there to be continued. A true flag needs its
+        id.
+        """
+        before, after = _of_post_processor(backend)
+        if add_bos is not None and bos is not None:
+            has_bos = bos in before
+            if add_bos and not has_bos:
+                before = (bos, *before)
+            elif not add_bos and has_bos:
+                before = tuple(token for token in before if token != bos)
+        if not add_eos:
+            after = ()
+        elif eos is not None and eos not in after:
+            after = (*after, eos)
+        return cls(before=before, after=after, bos=bos)
+
+    def around(self, ids: Sequence[int]) -> list[int]:
+        """`ids` of a text between the ends. A text that spells an end itself does not get it twice."""
+        before, after, text = self.before, self.after, tuple(ids)
+        if text[: len(before)] == before:
+            before = ()
+        elif text[:1] == (self.bos,):
+            before = tuple(token for token in before if token != self.bos)
+        if text[len(text) - len(after) :] == after:
+            after = ()
+        return [*before, *text, *after]
+
+
+def _of_post_processor(backend: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """What the post-processor puts before and after every text, found by a text of one letter."""
+    body = tuple(backend.encode(_PROBE, add_special_tokens=False).ids)
+    whole = tuple(backend.encode(_PROBE, add_special_tokens=True).ids)
+    for start in range(len(whole) - len(body) + 1):
+        if body and whole[start : start + len(body)] == body:
+            return whole[:start], whole[start + len(body) :]
+    return (), ()

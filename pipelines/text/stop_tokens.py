@@ -1,0 +1,71 @@
+"""The tokens that end a generation, and who says so."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from dspark_jax.pipelines.checkpoints.checkpoint_data import Checkpoint
+from dspark_jax.pipelines.text.tokenizer import Tokenizer
+from dspark_jax.speculators_common.errors import field_error
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StopToken:
+    """A token id that ends a generation. `sources` are the files, or the tokenizer's field, that name it."""
+
+    id: int
+    sources: tuple[str, ...]
+
+
+def stop_tokens(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> tuple[StopToken, ...]:
+    """What ends a generation: the declared ids and the tokenizer's `eos_token`; empty if there is neither.
+
+    The declared ids are those of generation_config.json, else of config.json, else of its text part. Many models
+    declare the end of text alone, while `eos_token` is the end of a turn (or the other way round), so both count.
+    Raises `CheckpointError` for an `eos_token_id` that is no id.
+    """
+    sources: dict[int, list[str]] = {}
+    for token, source in _declared(checkpoint):
+        if source not in sources.setdefault(token, []):
+            sources[token].append(source)
+    if tokenizer is not None and tokenizer.eos_id is not None:
+        sources.setdefault(tokenizer.eos_id, []).append(f"eos_token {tokenizer.eos_token!r} of the tokenizer")
+    return tuple(StopToken(id=token, sources=tuple(names)) for token, names in sources.items())
+
+
+def stop_ids(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> tuple[int, ...]:
+    """The ids of `stop_tokens`."""
+    return tuple(token.id for token in stop_tokens(checkpoint, tokenizer))
+
+
+def stop_reason(tokens: Sequence[StopToken]) -> str:
+    """Where the ids come from, for a reader: `1, 106: config.json; 107: eos_token '</s>' of the tokenizer`."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for token in tokens:
+        groups.setdefault(token.sources, []).append(str(token.id))
+    return "; ".join(f"{', '.join(ids)}: {' and '.join(sources)}" for sources, ids in groups.items())
+
+
+def _declared(checkpoint: Checkpoint) -> Iterator[tuple[int, str]]:
+    """Ids with the name of the file that declares them, from the first of the places that declares any."""
+    generation_file = checkpoint.path / "generation_config.json" if checkpoint.path.is_dir() else checkpoint.path
+    config_file = Path(checkpoint.config_file)
+    text = checkpoint.config.get("text_config")
+    places = [
+        (checkpoint.generation_config, generation_file, generation_file.name),
+        (checkpoint.config, config_file, config_file.name),
+    ]
+    if isinstance(text, dict):
+        places.append((text, config_file, f"text_config of {config_file.name}"))
+    for config, file, name in places:
+        declared = config.get("eos_token_id")
+        if declared is None:
+            continue
+        ids = declared if isinstance(declared, list) else [declared]
+        if not all(type(token) is int and token >= 0 for token in ids):
+            raise field_error(file, "eos_token_id", declared, "a token id or a list of token ids")
+        if ids:
+            yield from ((token, name) for token in ids)
+            return
