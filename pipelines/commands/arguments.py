@@ -134,7 +134,7 @@ def flags_in_errors(**flags: str) -> Iterator[None]:
         yield
     except RequestError as error:
         flag = {**_FLAGS, **flags}.get(error.field)
-        if flag is None:
+        if flag is None or error.file:  # a place of its own says enough
             raise
         raise error.named(flag) from error
 

@@ -89,6 +89,7 @@ def from_speculators(raw: Mapping[str, Any], file: Path | str, overrides: DraftO
         architecture=only_architecture(top, default=implied_draft_architecture(raw)),
         family=family,
         source=str(file),
+        stated_drafts=min((count for _, count in _declared_drafts(library, block_size)), default=None),
         num_target_layers=num_target_layers,
         target_name=verifier.string("name_or_path", default=None),
         target_architectures=verifier.string_list("architectures", default=()),
@@ -136,7 +137,7 @@ def _layout(
     """
     stated = block.boolean("sample_from_anchor", default=None)
     override = None if overrides is None else overrides.sample_from_anchor
-    declared = _declared_drafts(library, block_size)
+    declared = [(path, count) for path, count in _declared_drafts(library, block_size) if count >= block_size - 1]
     if override is not None:
         chosen, reason = override, f"stated by the user; the file says {'nothing' if stated is None else _json(stated)}"
     elif stated is not None:
@@ -157,7 +158,10 @@ def _layout(
 
 
 def _declared_drafts(library: Fields, block_size: int) -> list[tuple[str, int]]:
-    """Field path and value of every `speculative_tokens`; each must fit one of the two layouts."""
+    """Field path and value of every `speculative_tokens`.
+
+    The number of the whole block tells the layout. A smaller one is how many drafts a round should have.
+    """
     library.ignore("default_proposal_method")
     methods = library.sections("proposal_methods")
     declared = [
@@ -166,9 +170,9 @@ def _declared_drafts(library: Fields, block_size: int) -> list[tuple[str, int]]:
         if method.has("speculative_tokens")
     ]
     for path, value in declared:
-        if value not in (block_size, block_size - 1):
+        if value > block_size:
             allowed = (
-                f"{block_size} (anchor-first layout) or {block_size - 1} (fill-in layout), as block_size "
+                f"{block_size} (anchor-first layout), {block_size - 1} (fill-in layout) or fewer, as block_size "
                 f"{block_size} implies"
             )
             raise field_error(library.file, path, value, allowed)

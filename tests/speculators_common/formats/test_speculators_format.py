@@ -404,8 +404,8 @@ def test_unknown_fields_are_listed_by_path_and_do_not_matter():
             f"{DRAFTS}: found 5, allowed 4, as block_size 5 and the fill-in layout (sample_from_anchor false) imply",
         ),
         (
-            {"sample_from_anchor": ..., "speculators_config.proposal_methods": drafts(3)},
-            f"{DRAFTS}: found 3, allowed 5 (anchor-first layout) or 4 (fill-in layout), as block_size 5 implies",
+            {"sample_from_anchor": ..., "speculators_config.proposal_methods": drafts(6)},
+            f"{DRAFTS}: found 6, allowed 5 (anchor-first layout), 4 (fill-in layout) or fewer, as block_size 5 implies",
         ),
         (
             {"quantization": {"bits": 4, "group_size": 64}},
@@ -442,8 +442,18 @@ def test_overrides_are_checked_too():
     assert "block_size: found 1, allowed an integer >= 2 for the fill-in layout" in refusal(
         one_slot, sample_from_anchor=False
     )
-    three = base(speculators_config__proposal_methods=drafts(3))
-    assert f"{DRAFTS}: found 3, allowed 5 (anchor-first layout) or 4" in refusal(three, sample_from_anchor=True)
+    six = base(speculators_config__proposal_methods=drafts(6))
+    assert f"{DRAFTS}: found 6, allowed 5 (anchor-first layout), 4" in refusal(six, sample_from_anchor=True)
+
+
+def test_fewer_drafts_than_the_block_gives_are_what_a_round_should_have_and_say_nothing_of_the_layout():
+    for stated in (True, False):
+        config = parsed(base(sample_from_anchor=stated, speculators_config__proposal_methods=drafts(3)))
+        assert (config.stated_drafts, config.sample_from_anchor) == (3, stated)
+    open_layout = parsed(base(sample_from_anchor=..., speculators_config__proposal_methods=drafts(3)))
+    assert (open_layout.stated_drafts, open_layout.sample_from_anchor) == (3, True)
+    assert "default of the format" in open_layout.choices[0].reason
+    assert parsed(base(speculators_config__proposal_methods=drafts(None))).stated_drafts is None
 
 
 @pytest.mark.parametrize(
