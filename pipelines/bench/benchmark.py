@@ -35,6 +35,7 @@ from dspark_jax.pipelines.bench.machine import (
     streamed_weight_bytes,
     this_machine,
 )
+from dspark_jax.pipelines.bench.packed import PackedRounds, packed_rounds
 from dspark_jax.pipelines.bench.probes import RoundClock, StreamSeconds, stream_seconds
 from dspark_jax.pipelines.checkpoints.loading import AnyDraft, AnyTarget, LoadedDraft, LoadedTarget
 from dspark_jax.pipelines.compilation import CompileClock
@@ -111,6 +112,7 @@ class Benchmark:
     plain: Mapping[str, ModeFigures]  # by set
     sets: tuple[SetFigures, ...]
     rounds: tuple[RoundFigures, ...]
+    packed: tuple[PackedRounds, ...]  # per k, where a confidence threshold shortens proposals
     roofline: Roofline
 
     @property
@@ -153,6 +155,7 @@ def run_benchmark(
         plain=plain,
         sets=tuple(bench.compared()),
         rounds=tuple(bench.round_figures()),
+        packed=tuple(bench.packed(tell)),
         roofline=bench.roofline(plain[ALL_SETS].seconds_per_round),
     )
 
@@ -271,6 +274,14 @@ class _Bench:
                 host_seconds=host,
                 host_share=host / wall,
             )
+
+    def packed(self, tell: Callable[[str], None]) -> Iterator[PackedRounds]:
+        """Per k, what short proposals save several rows."""
+        if not self.options.confidence_threshold:
+            return
+        for index, engine in enumerate(self.engines[1:], start=1):
+            tell(f"rounds of several rows, {_mode(engine.plan.num_speculative_tokens)}")
+            yield packed_rounds(engine, mode_figures(self.runs_of(ALL_SETS, index)))
 
     def roofline(self, step_seconds: float) -> Roofline:
         """The bound that this run's memory sets to a plain step."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from dspark_jax.pipelines.bench.benchmark import ALL_SETS, Benchmark, EngineStart, RoundFigures
 from dspark_jax.pipelines.bench.figures import ModeFigures, SetFigures
+from dspark_jax.pipelines.bench.packed import PackedRounds
 
 _LEGEND = (
     "ratio: speculative / plain tokens per second after the first token, its range over repeats and over prompts; "
@@ -48,6 +49,7 @@ def _lines(benchmark: Benchmark) -> Iterator[str]:
         yield from _LEGEND
     yield ""
     yield from (_round_line(figures) for figures in benchmark.rounds)
+    yield from (_packed_line(figures) for figures in benchmark.packed)
     yield _roofline_line(benchmark)
     yield from _start_lines(benchmark)
     if benchmark.best is not None:
@@ -144,6 +146,17 @@ def _round_line(figures: RoundFigures) -> str:
         f"{_ms(figures.plain_step_seconds)} in the device loop; one call a round {_ms(figures.stream_seconds)}, of it "
         "host "
         f"{_ms(figures.host_seconds)} = {figures.host_share:.1%}"
+    )
+
+
+def _packed_line(packed: PackedRounds) -> str:
+    rounds = [
+        f"{tokens} tokens {_ms(seconds)} ({relative:.2f})"
+        for tokens, seconds, relative in zip(packed.num_tokens, packed.seconds, packed.relative, strict=True)
+    ]
+    return (
+        f"{_mode(packed.num_speculative_tokens)}, {packed.num_rows} rows: {packed.offered:.0%} of the drafts offered "
+        f"at the threshold; a round with a flat batch of {', '.join(rounds)}"
     )
 
 

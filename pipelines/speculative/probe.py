@@ -72,7 +72,31 @@ class ProgramProbe:
         """Wall seconds of the same call when every row is finished: flattening, dispatch, donation, return."""
         return self._call(num_pages, live=False)[0]
 
+    def run_packed(self, num_pages: int, rounds: int) -> float:
+        """Wall seconds of `rounds` calls of the one-round program, every one with a flat batch of `num_tokens`; drafts
+        that find no place in it are not verified.
+        """
+        state = self._ready(num_pages, live=True)
+        started = time.perf_counter()
+        for _ in range(rounds):
+            state, output = self._programs.round(state, num_pages=num_pages, num_tokens=self._num_tokens)
+        self._state = jax.block_until_ready(state)
+        seconds = time.perf_counter() - started
+        self.proposed = np.asarray(output.proposed)[:, None]
+        return seconds
+
     def _call(self, num_pages: int, *, live: bool) -> tuple[float, int]:
+        state = self._ready(num_pages, live=live)
+        started = time.perf_counter()
+        tokens = None if self._num_tokens is None else range(self._num_tokens + 1)
+        self._state, output = self._programs.loop(state, num_pages=num_pages, tokens=tokens, until_any_finishes=False)
+        jax.block_until_ready((self._state, output))
+        seconds = time.perf_counter() - started
+        self.proposed = np.asarray(output.proposed)
+        return seconds, int(output.num_rounds[0])
+
+    def _ready(self, num_pages: int, *, live: bool) -> RoundState:
+        """The state before a call: rows at a quarter of what is read, all drafts offered, nothing pending."""
         rows = self._state.rows
         num_rows, start = rows.num_rows, num_pages * self._programs.page_size // 4
 
@@ -87,9 +111,4 @@ class ProgramProbe:
             finished=jnp.full((num_rows,), not live),
         )
         state: RoundState = jax.block_until_ready(dataclasses.replace(self._state, rows=rows))
-        started = time.perf_counter()
-        tokens = None if self._num_tokens is None else range(self._num_tokens + 1)
-        self._state, output = self._programs.loop(state, num_pages=num_pages, tokens=tokens, until_any_finishes=False)
-        jax.block_until_ready((self._state, output))
-        self.proposed = np.asarray(output.proposed)
-        return time.perf_counter() - started, int(output.num_rounds[0])
+        return state
