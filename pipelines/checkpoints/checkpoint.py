@@ -14,7 +14,7 @@ from dspark_jax.speculators_common.files.json_file import read_json_object
 from dspark_jax.speculators_common.files.safetensors_file import SafetensorsTensor, open_safetensors
 from dspark_jax.speculators_common.formats.compact.format import ARCHITECTURE as COMPACT_ARCHITECTURE
 from dspark_jax.speculators_common.formats.compact.format import DSPARK_JSON, check_label
-from dspark_jax.speculators_common.formats.weight_adapters import without_model_prefix
+from dspark_jax.speculators_common.formats.recipes import without_model_prefix
 
 __all__ = ["DEMO_TARGET", "Checkpoint", "open_checkpoint", "open_target", "with_draft_names"]
 

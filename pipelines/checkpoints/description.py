@@ -19,8 +19,8 @@ from dspark_jax.pipelines.checkpoints.load_choices import choice_lines, draft_ch
 from dspark_jax.pipelines.checkpoints.loading import check_against, parse_checkpoint
 from dspark_jax.pipelines.text.tokenizer import open_tokenizer, stop_ids
 from dspark_jax.speculators_common.formats.draft_config import Choice, DraftOverrides, LayerMask
+from dspark_jax.speculators_common.formats.recipes import TensorSource, check_tensors
 from dspark_jax.speculators_common.formats.rope.config import RopeConfig
-from dspark_jax.speculators_common.formats.weight_adapters import TensorSource, check_tensors
 
 _ABOUT_THE_FILE = frozenset(
     {"architecture", "family", "source", "choices", "unknown_fields"}
