@@ -6,13 +6,12 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from dspark_jax.architectures.parameters import flat_parameters, stored_values
 from dspark_jax.speculators_common.errors import DSparkError
-from dspark_jax.speculators_common.formats.weight_adapters import Recipe, TensorSource, check_tensors
-from dspark_jax.speculators_common.numerics.matmul import OutputMajorKernel
+from dspark_jax.speculators_common.formats.recipes import Recipe, TensorSource, check_tensors
 
 Module = TypeVar("Module", bound=nnx.Module)
 
@@ -40,20 +39,18 @@ def fill_module(
     """A copy of `module`, whose parameters are shapes (`nnx.eval_shape`), filled with the checkpoint's tensors.
 
     Every tensor must be consumed and every parameter filled; names and shapes are checked before a byte of them is
-    read. A parameter stored as uint16 bit patterns gets the bits of the bfloat16 rounding
-    (`speculators_common/numerics/storage.py`). Parameters are read, converted and put on the device one by one: beyond
-    the final arrays no more than two copies of the largest one are alive at a time.
+    read. Parameters are read, converted and put on the device one by one: beyond the final arrays no more than two
+    copies of the largest one are alive at a time. `module_tensors` is the inverse.
     """
     graphdef, abstract = nnx.split(module)
-    flat = dict(nnx.to_flat_state(abstract))
-    wanted = {".".join(str(key) for key in path): path for path in flat}
-    used = {path: recipe for path, recipe in recipes.items() if path in wanted}
-    unfilled = sorted(set(wanted) - set(used))
+    parameters = flat_parameters(abstract)
+    used = {path: recipe for path, recipe in recipes.items() if path in parameters}
+    unfilled = sorted(set(parameters) - set(used))
     if unfilled:
         raise DSparkError(f"{file}: parameters without a weight recipe: {', '.join(unfilled)}")
     check_tensors(recipes, tensors, file=file, ignored=ignored)
     for path, recipe in recipes.items():
-        if path not in wanted and not recipe.is_floating:
+        if path not in parameters and not recipe.is_floating:
             recipe.assemble(
                 [tensors[name].read() for name in recipe.tensors]
             )  # a table of ids that leaves no parameter is checked all the same
@@ -65,11 +62,9 @@ def fill_module(
         ):  # a tied head is made from the tensor that the embedding has just been made from
             held.clear()  # before the next ones are read: one parameter after the other
             held.update((name, tensors[name].read()) for name in recipe.tensors)
-        variable = flat[wanted[path]]
-        host = recipe.assemble(list(held.values()))
-        if isinstance(variable, OutputMajorKernel):
-            host = host.T
-        loaded[wanted[path]] = variable.replace(_on_device(host, variable.get_value(), file, path))
+        key, variable = parameters[path]
+        host = stored_values(variable, recipe.assemble(list(held.values())))
+        loaded[key] = variable.replace(_on_device(host, variable.get_value(), file, path))
     return nnx.merge(graphdef, nnx.from_flat_state(loaded))
 
 
@@ -78,10 +73,6 @@ def _on_device(host: np.ndarray, wanted: jax.ShapeDtypeStruct, file: str, path: 
         raise DSparkError(
             f"{file}: parameter {path}: assembled shape {list(host.shape)}, expected {list(wanted.shape)}"
         )
-    is_bits = wanted.dtype == np.uint16
-    values = np.asarray(host).astype(
-        jnp.bfloat16 if is_bits else wanted.dtype, copy=False
-    )  # keeps the order of the axes in memory
     # A transposed view goes in as it is: the runtime transposes several times faster than numpy, and into the final
     # array. Waiting keeps one copy in flight at a time.
-    return jax.block_until_ready(jax.device_put(values.view(np.uint16) if is_bits else values))
+    return jax.block_until_ready(jax.device_put(host))

@@ -1,6 +1,7 @@
 """Models by their Hugging Face architecture name: register and retrieve.
 
-A family adds one entry in its `arch.py`. Other packages add theirs through the entry-point group
+A folder with an `arch.py` is a family, and that file alone declares it: `ARCHITECTURES`, its entries, one for each kind
+of file. Folders are found by looking, nothing lists them. Other packages add theirs through the entry-point group
 `dspark_jax.architectures`: the entry point's name is the architecture name, its object a `SupportedArchitecture`.
 """
 
@@ -8,15 +9,19 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import importlib
+import importlib.util
+import pkgutil
 from collections.abc import Callable, Collection, Mapping
 from importlib.metadata import entry_points
 from typing import Any, Literal
 
+from dspark_jax import architectures
 from dspark_jax.architectures.decoder.recurrent_state import REASON, has_recurrent_name
 from dspark_jax.speculators_common.errors import CheckpointError, DSparkError
 from dspark_jax.speculators_common.formats.detect import refused_title
-from dspark_jax.speculators_common.formats.weight_adapters import Recipe
+from dspark_jax.speculators_common.formats.recipes import Recipe
 
 ENTRY_POINT_GROUP = "dspark_jax.architectures"
 
@@ -29,7 +34,9 @@ class SupportedArchitecture:
     targets). `build(config, dtype=...)` constructs the module; it is only traced abstractly, so it may allocate.
     `recipes(config, names)` is the weight table for a checkpoint that holds the tensors `names`; `ignored` are tensor
     names that may be there without use; one that ends in `.*` stands for all names below it. `model_types` says which
-    of the names a config means that names no architecture: `model_type` -> name.
+    of the names a config means that names no architecture: `model_type` -> name. `write_config(config,
+    dtype=...)` is the inverse of `parse_config`, for drafts: the content of each JSON file by name, with the numpy name
+    of the tensors' dtype where the format states it.
     """
 
     name: str
@@ -41,45 +48,32 @@ class SupportedArchitecture:
     ignored: Callable[[Any], Collection[str]] = lambda config: ()
     aliases: tuple[str, ...] = ()
     model_types: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    write_config: Callable[..., Mapping[str, Mapping[str, Any]]] | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The name and its aliases."""
+        return (self.name, *self.aliases)
 
 
 _entries: dict[str, SupportedArchitecture] = {}
-_built_in = {
-    "LlamaForCausalLM": "dspark_jax.architectures.llama.arch",
-    "Qwen3ForCausalLM": "dspark_jax.architectures.qwen3.arch",
-    "Qwen3MoeForCausalLM": "dspark_jax.architectures.qwen3_moe.arch",
-    "Gemma3ForCausalLM": "dspark_jax.architectures.gemma3.arch",
-    "Gemma3ForConditionalGeneration": "dspark_jax.architectures.gemma3.arch",
-    "Gemma4ForCausalLM": "dspark_jax.architectures.gemma4.arch",
-    "Gemma4ForConditionalGeneration": "dspark_jax.architectures.gemma4.arch",
-    "Gemma4UnifiedForCausalLM": "dspark_jax.architectures.gemma4.arch",
-    "Gemma4UnifiedForConditionalGeneration": "dspark_jax.architectures.gemma4.arch",
-    "DSparkDraftModel": "dspark_jax.architectures.dspark_draft.arch",
-    "DSparkSpeculator": "dspark_jax.architectures.dspark_draft.arch",
-    "Qwen3DSparkModel": "dspark_jax.architectures.dspark_deepspec.arch",
-    "Gemma4DSparkModel": "dspark_jax.architectures.dspark_deepspec.gemma4_arch",
-    "DFlashDraftModel": "dspark_jax.architectures.dflash.arch",
-    "DFlashSpeculator": "dspark_jax.architectures.dflash.arch",
-    "DsparkDrafter": "dspark_jax.architectures.dspark_compact.arch",
-}
 
 
 def register(entry: SupportedArchitecture, *, override: bool = False) -> SupportedArchitecture:
     """Make `entry` known under its name and aliases. A name that is taken is an error unless `override`."""
-    names = (entry.name, *entry.aliases)
-    taken = [name for name in names if name in known_names()]
+    taken = [name for name in entry.names if name in known_names()]
     if taken and not override:
         raise DSparkError(f"architecture {taken[0]!r} is registered already; pass override=True to replace it")
-    _entries.update(dict.fromkeys(names, entry))
+    _entries.update(dict.fromkeys(entry.names, entry))
     return entry
 
 
 def retrieve(name: str) -> SupportedArchitecture:
-    """The entry registered as `name`; built-in and third-party entries are imported on first use."""
+    """The entry registered as `name`; third-party entries are imported on first use."""
     if name in _entries:
         return _entries[name]
-    if name in _built_in:
-        return _adopt(name, importlib.import_module(_built_in[name]).ARCHITECTURE)
+    if name in built_in():
+        return built_in()[name]
     for point in entry_points(group=ENTRY_POINT_GROUP):
         if point.name == name:
             return _adopt(name, _loaded(point))
@@ -96,9 +90,28 @@ def name_of_model_type(model_type: str) -> str | None:
 
 
 def known_names() -> tuple[str, ...]:
-    """Every name that `retrieve` accepts, sorted; nothing is imported."""
+    """Every name that `retrieve` accepts, sorted; no package of others is imported."""
     third_party = {point.name for point in entry_points(group=ENTRY_POINT_GROUP)}
-    return tuple(sorted({*_entries, *_built_in, *third_party}))
+    return tuple(sorted({*_entries, *built_in(), *third_party}))
+
+
+@functools.cache
+def built_in() -> Mapping[str, SupportedArchitecture]:
+    """Name -> entry of every family in a folder beside this file."""
+    folders = [found.name for found in pkgutil.iter_modules(architectures.__path__) if found.ispkg]
+    entries = [
+        entry
+        for folder in folders
+        if importlib.util.find_spec(f"{architectures.__name__}.{folder}.arch") is not None
+        for entry in importlib.import_module(f"{architectures.__name__}.{folder}.arch").ARCHITECTURES
+    ]
+    named: dict[str, SupportedArchitecture] = {}
+    for entry in entries:
+        for name in entry.names:
+            if name in named:
+                raise DSparkError(f"architecture {name!r}: declared by {named[name].family} and by {entry.family}")
+            named[name] = entry
+    return named
 
 
 def unknown_name_message(name: str) -> str:

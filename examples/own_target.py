@@ -55,9 +55,27 @@ def make_draft(model: Model) -> DSparkSpeculatorsDraft:
     head silent.
     """
     draft = DSparkSpeculatorsDraft(
-        WIDTH, 1, 4, 2, 16, 128, 1e-6, 1e4, None, [False], VOCAB, VOCAB, WIDTH, BLOCK, True, 0, 2, LENGTH,
-        taps=(1, 3), enable_confidence_head=False
-    )  # fmt: skip
+        hidden_size=WIDTH,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        intermediate_size=128,
+        rms_norm_eps=1e-6,
+        rope_theta=1e4,
+        sliding_window=None,
+        layer_causal=[False],
+        vocab_size=VOCAB,
+        draft_vocab_size=VOCAB,
+        markov_rank=WIDTH,
+        block_size=BLOCK,
+        sample_from_anchor=True,
+        mask_token_id=0,
+        num_context_features=2,
+        max_seq_len=LENGTH,
+        taps=(1, 3),
+        enable_confidence_head=False,
+    )
     assert draft.markov_head is not None
     assert draft.head is not None
     draft.markov_head.w1[...] = model.embed.embedding[...]

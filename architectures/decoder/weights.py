@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from dspark_jax.architectures.decoder.dense import DecoderConfig
-from dspark_jax.speculators_common.formats.weight_adapters import (
+from dspark_jax.speculators_common.formats.recipes import (
     Recipe,
     copied,
     joined_biases,
@@ -30,12 +30,14 @@ def decoder_recipes(
 ) -> RecipeTable:
     """One recipe per parameter; `mlp(config, layer, prefix)` gives those of a layer's feed-forward part."""
     recipes = token_recipes(config.vocab_size, config.hidden_size, names, tied=config.tie_word_embeddings)
-    recipes["norm.weight"] = copied("model.norm.weight", (config.hidden_size,))
+    recipes["norm.weight"] = copied("model.norm.weight", (config.hidden_size,), axes=("hidden",))
     for layer in range(config.num_hidden_layers):
         prefix = f"model.layers.{layer}"
         table = {
-            "input_norm.weight": copied(f"{prefix}.input_layernorm.weight", (config.hidden_size,)),
-            "post_attention_norm.weight": copied(f"{prefix}.post_attention_layernorm.weight", (config.hidden_size,)),
+            "input_norm.weight": copied(f"{prefix}.input_layernorm.weight", (config.hidden_size,), axes=("hidden",)),
+            "post_attention_norm.weight": copied(
+                f"{prefix}.post_attention_layernorm.weight", (config.hidden_size,), axes=("hidden",)
+            ),
             **attention_recipes(config, prefix),
             **mlp(config, layer, prefix),
         }
@@ -59,7 +61,10 @@ def token_recipes(
     embedding = f"{prefix}embed_tokens.weight"
     if tied and embedding not in names and head in names:
         embedding = head
-    return {"table.rows": copied(embedding, shape), "head.kernel": transposed(embedding if tied else head, shape)}
+    return {
+        "table.rows": copied(embedding, shape, axes=("vocab", "hidden")),
+        "head.kernel": transposed(embedding if tied else head, shape, axes=("hidden", "vocab")),
+    }
 
 
 def attention_recipes(config: DecoderConfig, prefix: str) -> RecipeTable:
@@ -68,28 +73,38 @@ def attention_recipes(config: DecoderConfig, prefix: str) -> RecipeTable:
     rows = {"q": config.num_attention_heads * config.head_dim, "k": config.num_key_value_heads * config.head_dim}
     rows["v"] = rows["k"]
     recipes = {
-        "attention.qkv.kernel": stacked_columns({f"{attention}.{x}_proj.weight": (rows[x], hidden) for x in "qkv"}),
-        "attention.output.kernel": transposed(f"{attention}.o_proj.weight", (hidden, rows["q"])),
+        "attention.qkv.kernel": stacked_columns(
+            {f"{attention}.{x}_proj.weight": (rows[x], hidden) for x in "qkv"}, axes=("hidden", "heads")
+        ),
+        "attention.output.kernel": transposed(
+            f"{attention}.o_proj.weight", (hidden, rows["q"]), axes=("heads", "hidden")
+        ),
     }
     if config.use_qk_norm:
-        recipes["attention.query_norm.weight"] = copied(f"{attention}.q_norm.weight", (config.head_dim,))
-        recipes["attention.key_norm.weight"] = copied(f"{attention}.k_norm.weight", (config.head_dim,))
+        recipes["attention.query_norm.weight"] = copied(f"{attention}.q_norm.weight", (config.head_dim,), axes=(None,))
+        recipes["attention.key_norm.weight"] = copied(f"{attention}.k_norm.weight", (config.head_dim,), axes=(None,))
     if config.attention_bias:
-        recipes["attention.qkv.bias"] = joined_biases({f"{attention}.{x}_proj.bias": (rows[x],) for x in "qkv"})
+        recipes["attention.qkv.bias"] = joined_biases(
+            {f"{attention}.{x}_proj.bias": (rows[x],) for x in "qkv"}, axes=("heads",)
+        )
     if config.output_bias:
-        recipes["attention.output.bias"] = copied(f"{attention}.o_proj.bias", (hidden,))
+        recipes["attention.output.bias"] = copied(f"{attention}.o_proj.bias", (hidden,), axes=("hidden",))
     return recipes
 
 
 def gated_mlp_recipes(mlp: str, hidden: int, width: int, *, bias: bool = False) -> RecipeTable:
     """A `GatedMLP` called `mlp` in the module, from the Linears below the name `mlp` in the file."""
     recipes = {
-        "mlp.gate_up.kernel": stacked_columns({f"{mlp}.{x}_proj.weight": (width, hidden) for x in ("gate", "up")}),
-        "mlp.down.kernel": transposed(f"{mlp}.down_proj.weight", (hidden, width)),
+        "mlp.gate_up.kernel": stacked_columns(
+            {f"{mlp}.{x}_proj.weight": (width, hidden) for x in ("gate", "up")}, axes=("hidden", "mlp")
+        ),
+        "mlp.down.kernel": transposed(f"{mlp}.down_proj.weight", (hidden, width), axes=("mlp", "hidden")),
     }
     if bias:
-        recipes["mlp.gate_up.bias"] = joined_biases({f"{mlp}.{x}_proj.bias": (width,) for x in ("gate", "up")})
-        recipes["mlp.down.bias"] = copied(f"{mlp}.down_proj.bias", (hidden,))
+        recipes["mlp.gate_up.bias"] = joined_biases(
+            {f"{mlp}.{x}_proj.bias": (width,) for x in ("gate", "up")}, axes=("mlp",)
+        )
+        recipes["mlp.down.bias"] = copied(f"{mlp}.down_proj.bias", (hidden,), axes=("hidden",))
     return recipes
 
 

@@ -11,14 +11,17 @@ import numpy as np
 
 from dspark_jax.architectures.drafting.tables import tables_of
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig
-from dspark_jax.speculators_common.formats.weight_adapters import (
+from dspark_jax.speculators_common.formats.recipes import (
+    AxisName,
     Recipe,
+    constant,
     copied,
     joined_biases,
+    reshaped,
     stacked_columns,
     transposed,
 )
-from dspark_jax.speculators_common.heads.vocab_map import target_id_table
+from dspark_jax.speculators_common.heads.vocab_map import target_id_table, vocabulary_tensors
 
 LayerRecipes = Callable[[DraftConfig, str], dict[str, Recipe]]
 
@@ -34,19 +37,19 @@ def block_draft_recipes(
     hidden = config.hidden_size
     tables = tables_of(config, names)
     recipes = {
-        "fc.kernel": transposed("fc.weight", (hidden, config.num_taps * config.target_hidden_size)),
-        "hidden_norm.weight": copied("hidden_norm.weight", (hidden,)),
-        "norm.weight": copied("norm.weight", (hidden,)),
+        "fc.kernel": transposed(
+            "fc.weight", (hidden, config.num_taps * config.target_hidden_size), axes=("taps", "hidden")
+        ),
+        "hidden_norm.weight": copied("hidden_norm.weight", (hidden,), axes=("hidden",)),
+        "norm.weight": copied("norm.weight", (hidden,), axes=("hidden",)),
         **_vocab_recipes(config, names),
         **_markov_recipes(config),
         **_confidence_recipes(config, names),
     }
     if tables.embed_tokens == "own":
-        recipes["table.rows"] = copied("embed_tokens.weight", (config.vocab_size, hidden))
+        recipes["table.rows"] = copied("embed_tokens.weight", (config.vocab_size, hidden), axes=("vocab", "hidden"))
     if tables.lm_head != "target":
-        recipes["head.kernel"] = _first_columns(
-            "lm_head.weight", (config.draft_vocab_size, hidden), config.num_draft_ids
-        )
+        recipes["head.kernel"] = _onto_draft_ids(config, "lm_head.weight", hidden, axis="hidden")
     for layer in range(config.num_hidden_layers):
         recipes |= {
             f"layers.{layer}.{path}": recipe
@@ -59,8 +62,8 @@ def qwen3_layer_recipes(config: DraftConfig, prefix: str) -> dict[str, Recipe]:
     """The parameters of `BlockLayer`."""
     hidden = config.hidden_size
     return {
-        "input_norm.weight": copied(f"{prefix}.input_layernorm.weight", (hidden,)),
-        "post_attention_norm.weight": copied(f"{prefix}.post_attention_layernorm.weight", (hidden,)),
+        "input_norm.weight": copied(f"{prefix}.input_layernorm.weight", (hidden,), axes=("hidden",)),
+        "post_attention_norm.weight": copied(f"{prefix}.post_attention_layernorm.weight", (hidden,), axes=("hidden",)),
         **attention_recipes(config, f"{prefix}.self_attn", "kv"),
         **mlp_recipes(config, f"{prefix}.mlp"),
     }
@@ -71,18 +74,22 @@ def attention_recipes(config: DraftConfig, attention: str, key_values: str) -> d
     hidden = config.hidden_size
     queries, keys = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
     recipes = {
-        "attention.query.kernel": transposed(f"{attention}.q_proj.weight", (queries, hidden)),
+        "attention.query.kernel": transposed(f"{attention}.q_proj.weight", (queries, hidden), axes=("hidden", "heads")),
         "attention.key_value.kernel": stacked_columns(
-            {f"{attention}.{x}_proj.weight": (keys, hidden) for x in key_values}
+            {f"{attention}.{x}_proj.weight": (keys, hidden) for x in key_values}, axes=("hidden", "kv_heads")
         ),
-        "attention.output.kernel": transposed(f"{attention}.o_proj.weight", (hidden, queries)),
-        "attention.query_norm.weight": copied(f"{attention}.q_norm.weight", (config.head_dim,)),
-        "attention.key_norm.weight": copied(f"{attention}.k_norm.weight", (config.head_dim,)),
+        "attention.output.kernel": transposed(
+            f"{attention}.o_proj.weight", (hidden, queries), axes=("heads", "hidden")
+        ),
+        "attention.query_norm.weight": copied(f"{attention}.q_norm.weight", (config.head_dim,), axes=(None,)),
+        "attention.key_norm.weight": copied(f"{attention}.k_norm.weight", (config.head_dim,), axes=(None,)),
     }
     if config.attention_bias:
-        recipes["attention.query.bias"] = copied(f"{attention}.q_proj.bias", (queries,))
-        recipes["attention.key_value.bias"] = joined_biases({f"{attention}.{x}_proj.bias": (keys,) for x in key_values})
-        recipes["attention.output.bias"] = copied(f"{attention}.o_proj.bias", (hidden,))
+        recipes["attention.query.bias"] = copied(f"{attention}.q_proj.bias", (queries,), axes=("heads",))
+        recipes["attention.key_value.bias"] = joined_biases(
+            {f"{attention}.{x}_proj.bias": (keys,) for x in key_values}, axes=("kv_heads",)
+        )
+        recipes["attention.output.bias"] = copied(f"{attention}.o_proj.bias", (hidden,), axes=("hidden",))
     return recipes
 
 
@@ -90,8 +97,10 @@ def mlp_recipes(config: DraftConfig, mlp: str) -> dict[str, Recipe]:
     """The parameters of `GatedMLP`."""
     hidden, width = config.hidden_size, config.intermediate_size
     return {
-        "mlp.gate_up.kernel": stacked_columns({f"{mlp}.{x}_proj.weight": (width, hidden) for x in ("gate", "up")}),
-        "mlp.down.kernel": transposed(f"{mlp}.down_proj.weight", (hidden, width)),
+        "mlp.gate_up.kernel": stacked_columns(
+            {f"{mlp}.{x}_proj.weight": (width, hidden) for x in ("gate", "up")}, axes=("hidden", "mlp")
+        ),
+        "mlp.down.kernel": transposed(f"{mlp}.down_proj.weight", (hidden, width), axes=("mlp", "hidden")),
     }
 
 
@@ -100,17 +109,19 @@ def _markov_recipes(config: DraftConfig) -> dict[str, Recipe]:
         return {}
     rank, hidden = config.markov_rank, config.hidden_size
     recipes = {
-        "markov_head.w1": copied("markov_head.markov_w1.weight", (config.vocab_size, rank)),
-        "markov_head.w2": _first_columns(
-            "markov_head.markov_w2.weight", (config.draft_vocab_size, rank), config.num_draft_ids
-        ),
+        "markov_head.w1": copied("markov_head.markov_w1.weight", (config.vocab_size, rank), axes=("vocab", "rank")),
+        "markov_head.w2": _onto_draft_ids(config, "markov_head.markov_w2.weight", rank, axis="rank"),
     }
     if config.markov_head_type == "gated":
-        recipes["markov_head.gate.kernel"] = transposed("markov_head.gate_proj.weight", (rank, hidden + rank))
-        recipes["markov_head.gate.bias"] = copied("markov_head.gate_proj.bias", (rank,))
+        recipes["markov_head.gate.kernel"] = transposed(
+            "markov_head.gate_proj.weight", (rank, hidden + rank), axes=(None, "rank")
+        )
+        recipes["markov_head.gate.bias"] = copied("markov_head.gate_proj.bias", (rank,), axes=("rank",))
     if config.markov_head_type == "rnn":
-        recipes["markov_head.joint.kernel"] = transposed("markov_head.joint_proj.weight", (3 * rank, 2 * rank + hidden))
-        recipes["markov_head.joint.bias"] = copied("markov_head.joint_proj.bias", (3 * rank,))
+        recipes["markov_head.joint.kernel"] = transposed(
+            "markov_head.joint_proj.weight", (3 * rank, 2 * rank + hidden), axes=(None, "rank")
+        )
+        recipes["markov_head.joint.bias"] = copied("markov_head.joint_proj.bias", (3 * rank,), axes=("rank",))
     return recipes
 
 
@@ -118,11 +129,13 @@ def _confidence_recipes(config: DraftConfig, names: Collection[str]) -> dict[str
     if not config.enable_confidence_head:
         return {}
     width = config.hidden_size + (config.markov_rank if config.confidence_head_with_markov else 0)
-    kernel = Recipe(tensors={"confidence_head.proj.weight": (1, width)}, assemble=lambda tensors: tensors[0][0])
-    bias = copied("confidence_head.proj.bias", (1,))
+    bias = copied("confidence_head.proj.bias", (1,), axes=(None,))
     if "confidence_head.proj.bias" not in names:
-        bias = Recipe(tensors={}, assemble=lambda tensors: np.zeros((1,), np.float32))
-    return {"confidence_head.kernel": kernel, "confidence_head.bias": bias}
+        bias = constant(np.zeros((1,), np.float32), axes=(None,))
+    return {
+        "confidence_head.kernel": reshaped("confidence_head.proj.weight", (1, width), (width,), axes=(None,)),
+        "confidence_head.bias": bias,
+    }
 
 
 def _vocab_recipes(config: DraftConfig, names: Collection[str]) -> dict[str, Recipe]:
@@ -134,7 +147,7 @@ def _vocab_recipes(config: DraftConfig, names: Collection[str]) -> dict[str, Rec
     if not present and not config.is_pruned:
         return {}
 
-    def absolute_ids(tensors: Sequence[np.ndarray]) -> np.ndarray:
+    def assemble(tensors: Sequence[np.ndarray]) -> np.ndarray:
         stored = dict(zip(present, tensors, strict=True))
         table = target_id_table(
             vocab_size=config.vocab_size,
@@ -143,13 +156,28 @@ def _vocab_recipes(config: DraftConfig, names: Collection[str]) -> dict[str, Rec
             d2t=stored.get("d2t"),
             t2d=stored.get("t2d"),
         )
-        return np.arange(config.num_draft_ids, dtype=np.int32) if table is None else np.asarray(table)
+        return identity if table is None else np.asarray(table)
 
-    return {"draft_to_target": Recipe(tensors=present, assemble=absolute_ids, is_floating=False)}
+    def disassemble(table: np.ndarray) -> Sequence[np.ndarray]:
+        stored = vocabulary_tensors(table, vocab_size=config.vocab_size, draft_vocab_size=config.draft_vocab_size)
+        return [stored[name] for name in present]
+
+    identity = np.arange(config.num_draft_ids, dtype=np.int32)
+    return {
+        "draft_to_target": Recipe(
+            tensors=present,
+            axes=("draft_vocab",),
+            assemble=assemble,
+            disassemble=disassemble,
+            is_floating=False,
+            implied=None if config.is_pruned else identity,
+        )
+    }
 
 
-def _first_columns(name: str, shape: tuple[int, int], count: int) -> Recipe:
-    """A Linear onto the draft vocabulary, transposed, without the padding ids beyond the target's vocabulary, which
-    must never be proposed.
+def _onto_draft_ids(config: DraftConfig, name: str, width: int, *, axis: AxisName) -> Recipe:
+    """A Linear onto the draft vocabulary, without the padding ids beyond the target's vocabulary, which must never be
+    proposed.
     """
-    return Recipe(tensors={name: shape}, assemble=lambda tensors: tensors[0][:count].T)
+    shape = (config.draft_vocab_size, width)
+    return transposed(name, shape, rows=config.num_draft_ids, axes=(axis, "draft_vocab"))

@@ -29,3 +29,18 @@ def tables_of(config: DraftConfig, names: Collection[str]) -> DraftTables:
     if "lm_head.weight" not in names:
         lm_head = "target_rows" if config.is_pruned else "target"
     return DraftTables(embed_tokens="own" if "embed_tokens.weight" in names else "target", lm_head=lm_head)
+
+
+def borrowed_tensors(tables: DraftTables) -> frozenset[str]:
+    """Tensors that the module holds a copy of and the draft's own file does not."""
+    return frozenset({"lm_head.weight"} if tables.lm_head == "target_rows" else ())
+
+
+def optional_tensors(config: DraftConfig, tables: DraftTables) -> frozenset[str]:
+    """Those of the tensors that a file may lack which a complete file of this draft has."""
+    names = {"confidence_head.proj.bias"}
+    if tables.embed_tokens == "own":
+        names.add("embed_tokens.weight")
+    if tables.lm_head != "target":
+        names.add("lm_head.weight")
+    return frozenset(names | ({"d2t", "t2d"} if config.is_pruned else set()))

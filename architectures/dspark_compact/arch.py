@@ -1,16 +1,35 @@
 """Registry entry of the compact draft."""
 
+from __future__ import annotations
+
+from typing import Any
+
 from dspark_jax.architectures.dspark_compact.model import CompactDraft
 from dspark_jax.architectures.dspark_compact.weights import compact_recipes
 from dspark_jax.architectures.registry import SupportedArchitecture
-from dspark_jax.speculators_common.formats.compact.format import ARCHITECTURE as NAME
-from dspark_jax.speculators_common.formats.compact.format import from_compact
+from dspark_jax.speculators_common.formats.compact.format import (
+    ARCHITECTURE,
+    DSPARK_JSON,
+    from_compact,
+    to_compact,
+    to_label,
+)
+from dspark_jax.speculators_common.formats.draft_config import DraftConfig
 
-ARCHITECTURE = SupportedArchitecture(
-    name=NAME,
-    kind="draft",
-    family="compact",
-    parse_config=from_compact,
-    build=CompactDraft,
-    recipes=compact_recipes,
+
+def _write(config: DraftConfig, *, dtype: str | None = None) -> dict[str, dict[str, Any]]:
+    """Both files; the format states no dtype, its tensors are float32."""
+    return {"config.json": to_label(config), DSPARK_JSON: to_compact(config)}
+
+
+ARCHITECTURES = (
+    SupportedArchitecture(
+        name=ARCHITECTURE,
+        kind="draft",
+        family="compact",
+        parse_config=from_compact,
+        build=CompactDraft,
+        recipes=compact_recipes,
+        write_config=_write,
+    ),
 )

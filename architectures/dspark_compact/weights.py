@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection
 
 import numpy as np
-from flax import nnx
 from jaxtyping import Float
 
 from dspark_jax.architectures.dspark_compact.model import CompactDraft
+from dspark_jax.architectures.module_saving import module_tensors
 from dspark_jax.speculators_common.formats.compact.format import tensor_shapes
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig
-from dspark_jax.speculators_common.formats.weight_adapters import Recipe
-from dspark_jax.speculators_common.numerics.matmul import kernel_values
-from dspark_jax.speculators_common.numerics.storage import decode_rows
+from dspark_jax.speculators_common.formats.recipes import Axes, Recipe, reshaped
 
 _LAYER_PATHS = {
     "attn_norm": "attention_norm.weight",
@@ -42,6 +40,31 @@ _PATHS = {
     "rnn.bH": "markov_head.transition_bias",
     "rnn.wO": "markov_head.output",
 }
+_AXES: dict[str, Axes] = {
+    "attn_norm": ("hidden",),
+    "q": ("hidden", "heads"),
+    "k": ("hidden", "heads"),
+    "v": ("hidden", "heads"),
+    "o": ("heads", "hidden"),
+    "ff_norm": ("hidden",),
+    "gate": ("hidden", "mlp"),
+    "up": ("hidden", "mlp"),
+    "down": ("mlp", "hidden"),
+    "W_c": ("taps", "hidden"),
+    "ctx_norm": ("hidden",),
+    "tok_proj": (None, "hidden"),
+    "mask_emb": (None, "hidden"),
+    "block_pos": (None, "hidden"),
+    "out_norm": ("hidden",),
+    "out_proj": ("hidden", None),
+    "markov.w1": ("vocab", "rank"),
+    "markov.w2": ("rank", "vocab"),
+    "conf.w": (None,),
+    "conf.b": (None,),
+    "rnn.wH": (None, "rank"),
+    "rnn.bH": ("rank",),
+    "rnn.wO": ("rank", "vocab"),
+}
 
 
 def parameter_path(tensor: str) -> str:
@@ -54,19 +77,15 @@ def parameter_path(tensor: str) -> str:
 
 def compact_recipes(config: DraftConfig, names: Collection[str] = ()) -> dict[str, Recipe]:
     """One recipe per parameter of `CompactDraft`; `names` decides nothing, the set of tensors is fixed."""
-    shapes = tensor_shapes(config)
-    recipes = {parameter_path(name): Recipe(tensors={name: shape}) for name, shape in shapes.items()}
-    recipes[parameter_path("conf.w")] = Recipe(
-        tensors={"conf.w": shapes["conf.w"]}, assemble=lambda tensors: tensors[0][:, 0]
-    )
+    recipes = {}
+    for name, stored in tensor_shapes(config).items():
+        shape = stored[:1] if name == "conf.w" else stored
+        axes = _AXES[name.rsplit(".", 1)[-1] if name.startswith("bb.") else name]
+        recipes[parameter_path(name)] = reshaped(name, stored, shape, axes=axes)
     return recipes
 
 
 def tensors_of(draft: CompactDraft) -> dict[str, Float[np.ndarray, "..."]]:
     """The tensors of a draft as its file has them: float32, `[in, out]`, in the order of `param_names`."""
-    flat = {".".join(str(key) for key in path): variable for path, variable in nnx.to_flat_state(nnx.state(draft))}
-    tensors = {}
-    for name, shape in tensor_shapes(draft.config).items():
-        values = decode_rows(kernel_values(flat[parameter_path(name)]))
-        tensors[name] = np.asarray(values).astype(np.float32).reshape(shape)
-    return tensors
+    shapes = tensor_shapes(draft.config)
+    return module_tensors(draft, compact_recipes(draft.config), dict.fromkeys(shapes, "float32"))

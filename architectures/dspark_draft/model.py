@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ from dspark_jax.architectures.drafting.block_draft import BlockDraft
 from dspark_jax.architectures.drafting.tables import DraftTables
 from dspark_jax.architectures.nn.attention.kv_cache import KVParams
 from dspark_jax.speculators_common.errors import DSparkError
+from dspark_jax.speculators_common.formats.draft_checks import check_block_draft
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig, LayerMask
 from dspark_jax.speculators_common.formats.draft_fields import MARKOV_HEAD_TYPES
 from dspark_jax.speculators_common.formats.rope.config import RopeConfig
@@ -47,7 +48,7 @@ class DSparkSpeculatorsDraft(BlockDraft):
         sample_from_anchor: bool,
         mask_token_id: int,
         num_context_features: int,
-        max_seq_len: int,
+        max_seq_len: int | None,
         kv_params: KVParams | None = None,
         devices: Sequence[jax.Device] | None = None,
         dtype: DTypeLike = jnp.float32,
@@ -60,6 +61,7 @@ class DSparkSpeculatorsDraft(BlockDraft):
         target_hidden_size: int | None = None,
         taps: Sequence[int] | None = None,
         rope: RopeConfig | None = None,
+        config: DraftConfig | None = None,
         tables: DraftTables | None = None,
         rngs: nnx.Rngs | None = None,
     ) -> None:
@@ -68,71 +70,90 @@ class DSparkSpeculatorsDraft(BlockDraft):
         `layer_causal[i]`: block slots of layer i see only the slots up to their own. `layer_sliding[i]`:
         `sliding_window` applies to layer i (by default to every layer when a window is given). `num_context_features`
         is m; `taps` names the target layers and defaults to 1..m. `rope` replaces `rope_theta` where the rotation is
-        scaled or partial. `kv_params` only checks that the caller's cache fits. `devices`: where the parameters live
-        (the default device if omitted; replicated over several).
+        scaled or partial. `config` is everything at once, and may say more than the arguments can: it replaces the
+        keyword arguments that describe the network, and the others must agree with it (`from_config` takes them from
+        it). `kv_params` only checks that the caller's cache fits. `devices`: where the parameters live (the default
+        device if omitted; replicated over several).
         """
-        _check(
-            "layer_causal", len(layer_causal), len(layer_causal) == num_hidden_layers, f"{num_hidden_layers} entries"
-        )
-        windows = [sliding_window is not None] * num_hidden_layers if layer_sliding is None else list(layer_sliding)
-        _check("layer_sliding", len(windows), len(windows) == num_hidden_layers, f"{num_hidden_layers} entries")
-        _check(
-            "sliding_window", sliding_window, sliding_window is None or sliding_window > 0, "None or a positive integer"
-        )
-        _check(
-            "sliding_window",
-            sliding_window,
-            sliding_window is not None or not any(windows),
-            "a window, as layer_sliding names layers",
-        )
-        _check(
-            "num_context_features",
-            num_context_features,
-            0 < num_context_features <= MAX_LAYERS,
-            f"1 or more, at most {MAX_LAYERS}",
-        )
-        head_type = next((known for known in MARKOV_HEAD_TYPES if known == markov_head_type), None)
-        has_none = markov_rank == 0 and markov_head_type == "none"
-        _check(
-            "markov_head_type",
-            markov_head_type,
-            head_type is not None or has_none,
-            f"{', '.join(MARKOV_HEAD_TYPES)}, or none at markov_rank 0",
-        )
-        reads_markov = markov_rank > 0 if confidence_head_with_markov is None else confidence_head_with_markov
-        _check(
-            "confidence_head_with_markov", reads_markov, markov_rank != 0 or not reads_markov, "False at markov_rank 0"
-        )
-        config = DraftConfig(
-            hidden_size=hidden_size,
-            intermediate_size=intermediate_size,
-            num_hidden_layers=num_hidden_layers,
-            num_attention_heads=num_attention_heads,
-            num_key_value_heads=num_key_value_heads,
-            head_dim=head_dim,
-            rms_norm_eps=rms_norm_eps,
-            attention_bias=attention_bias,
-            vocab_size=vocab_size,
-            draft_vocab_size=draft_vocab_size,
-            target_hidden_size=target_hidden_size or hidden_size,
-            taps=tuple(taps) if taps is not None else tuple(range(1, num_context_features + 1)),
-            block_size=block_size,
-            sample_from_anchor=sample_from_anchor,
-            mask_token_id=mask_token_id,
-            markov_rank=markov_rank,
-            markov_head_type=head_type if head_type is not None and markov_rank else "none",
-            enable_confidence_head=enable_confidence_head,
-            confidence_head_with_markov=reads_markov and enable_confidence_head,
-            layers=tuple(
-                LayerMask(window=sliding_window if sliding else None, causal=causal)
-                for sliding, causal in zip(windows, layer_causal, strict=True)
-            ),
-            rope=rope or RopeConfig(theta=rope_theta, rotary_dim=head_dim),
-            max_position_embeddings=max_seq_len,
-            architecture="DSparkDraftModel",
-            family="speculators_dspark",
-        )
-        _check("taps", list(config.taps), config.num_taps == num_context_features, f"{num_context_features} entries")
+        layer_causal = tuple(layer_causal)
+        if config is not None:
+            arguments = locals()
+            for name, value in _arguments(config).items():
+                _check(name, arguments[name], arguments[name] == value, f"{value!r}, as in the config")
+        else:
+            _check(
+                "layer_causal",
+                len(layer_causal),
+                len(layer_causal) == num_hidden_layers,
+                f"{num_hidden_layers} entries",
+            )
+            windows = [sliding_window is not None] * num_hidden_layers if layer_sliding is None else list(layer_sliding)
+            _check("layer_sliding", len(windows), len(windows) == num_hidden_layers, f"{num_hidden_layers} entries")
+            _check(
+                "sliding_window",
+                sliding_window,
+                sliding_window is None or sliding_window > 0,
+                "None or a positive integer",
+            )
+            _check(
+                "sliding_window",
+                sliding_window,
+                sliding_window is not None or not any(windows),
+                "a window, as layer_sliding names layers",
+            )
+            _check(
+                "num_context_features",
+                num_context_features,
+                0 < num_context_features <= MAX_LAYERS,
+                f"1 or more, at most {MAX_LAYERS}",
+            )
+            head_type = next((known for known in MARKOV_HEAD_TYPES if known == markov_head_type), None)
+            has_none = markov_rank == 0 and markov_head_type == "none"
+            _check(
+                "markov_head_type",
+                markov_head_type,
+                head_type is not None or has_none,
+                f"{', '.join(MARKOV_HEAD_TYPES)}, or none at markov_rank 0",
+            )
+            reads_markov = markov_rank > 0 if confidence_head_with_markov is None else confidence_head_with_markov
+            _check(
+                "confidence_head_with_markov",
+                reads_markov,
+                markov_rank != 0 or not reads_markov,
+                "False at markov_rank 0",
+            )
+            config = DraftConfig(
+                hidden_size=hidden_size,
+                intermediate_size=intermediate_size,
+                num_hidden_layers=num_hidden_layers,
+                num_attention_heads=num_attention_heads,
+                num_key_value_heads=num_key_value_heads,
+                head_dim=head_dim,
+                rms_norm_eps=rms_norm_eps,
+                attention_bias=attention_bias,
+                vocab_size=vocab_size,
+                draft_vocab_size=draft_vocab_size,
+                target_hidden_size=target_hidden_size or hidden_size,
+                taps=tuple(taps) if taps is not None else tuple(range(1, num_context_features + 1)),
+                block_size=block_size,
+                sample_from_anchor=sample_from_anchor,
+                mask_token_id=mask_token_id,
+                markov_rank=markov_rank,
+                markov_head_type=head_type if head_type is not None and markov_rank else "none",
+                enable_confidence_head=enable_confidence_head,
+                confidence_head_with_markov=reads_markov and enable_confidence_head,
+                layers=tuple(
+                    LayerMask(window=sliding_window if sliding else None, causal=causal)
+                    for sliding, causal in zip(windows, layer_causal, strict=True)
+                ),
+                rope=rope or RopeConfig(theta=rope_theta, rotary_dim=head_dim),
+                max_position_embeddings=max_seq_len,
+                architecture="DSparkDraftModel",
+                family="speculators_dspark",
+            )
+            _check(
+                "taps", list(config.taps), config.num_taps == num_context_features, f"{num_context_features} entries"
+            )
         super().__init__(config, dtype=dtype, tables=tables, rngs=rngs)
         if kv_params is not None:
             expected = self.kv_params(kv_params.page_size)
@@ -154,11 +175,32 @@ class DSparkSpeculatorsDraft(BlockDraft):
         """The module for any `DraftConfig` of the Qwen3 style, parsed or filled in. Raises `DSparkError` for one that
         no such draft can have.
         """
-        draft = BlockDraft(config, dtype=dtype, tables=tables, rngs=rngs)
-        # The published arguments cannot say all that a config can (where windows are counted from, scales and caps of
-        # logits), so they are passed by.
-        object.__setattr__(draft, "__class__", cls)
-        return cast("DSparkSpeculatorsDraft", draft)
+        check_block_draft(config, config.source or cls.__name__, style=cls.style)
+        return cls(**_arguments(config), config=config, dtype=dtype, tables=tables, rngs=rngs)
+
+
+def _arguments(config: DraftConfig) -> dict[str, Any]:
+    """The published arguments of a draft with this config: its sizes, and as much of its layers as they can say."""
+    return {
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": config.num_hidden_layers,
+        "num_attention_heads": config.num_attention_heads,
+        "num_key_value_heads": config.num_key_value_heads,
+        "head_dim": config.head_dim,
+        "intermediate_size": config.intermediate_size,
+        "rms_norm_eps": config.rms_norm_eps,
+        "rope_theta": config.rope.theta,
+        "sliding_window": next((layer.window for layer in config.layers if layer.window is not None), None),
+        "layer_causal": tuple(layer.causal for layer in config.layers),
+        "vocab_size": config.vocab_size,
+        "draft_vocab_size": config.draft_vocab_size,
+        "markov_rank": config.markov_rank,
+        "block_size": config.block_size,
+        "sample_from_anchor": config.sample_from_anchor,
+        "mask_token_id": config.mask_token_id,
+        "num_context_features": config.num_taps,
+        "max_seq_len": config.max_position_embeddings,
+    }
 
 
 def _place(module: nnx.Module, devices: Sequence[jax.Device]) -> None:

@@ -28,12 +28,14 @@ class Gemma3Layer(nnx.Module):
 
     def __init__(self, config: Gemma3Config, layer: int, *, dtype: DTypeLike, rngs: nnx.Rngs) -> None:
         hidden, epsilon = config.hidden_size, config.rms_norm_eps
-        self.input_norm = RMSNorm(hidden, epsilon)
+        self.input_norm = _norm(hidden, epsilon)
         self.attention = DecoderAttention(config, layer, dtype=dtype, rngs=rngs)
-        self.post_attention_norm = RMSNorm(hidden, epsilon)
-        self.pre_feedforward_norm = RMSNorm(hidden, epsilon)
+        self.attention.query_norm = _norm(config.head_dim, epsilon)
+        self.attention.key_norm = _norm(config.head_dim, epsilon)
+        self.post_attention_norm = _norm(hidden, epsilon)
+        self.pre_feedforward_norm = _norm(hidden, epsilon)
         self.mlp = GatedMLP(hidden, config.intermediate_size, activation="gelu_pytorch_tanh", dtype=dtype, rngs=rngs)
-        self.post_feedforward_norm = RMSNorm(hidden, epsilon)
+        self.post_feedforward_norm = _norm(hidden, epsilon)
 
     def __call__(
         self, x: Float[Array, "T H"], cache: KVCache, *, angles: Angles, batch: RaggedBatch
@@ -57,7 +59,7 @@ class Gemma3Decoder(TokenEnds):
         self.layers = nnx.List(
             Gemma3Layer(config, layer, dtype=dtype, rngs=rngs) for layer in range(config.num_hidden_layers)
         )
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.norm = _norm(config.hidden_size, config.rms_norm_eps)
 
     def kv_params(self, page_size: int) -> KVParams:
         """Geometry of the cache that `forward` writes."""
@@ -91,3 +93,8 @@ class Gemma3Decoder(TokenEnds):
     def compute_logits(self, hidden: Float[Array, "*axes H"]) -> Float[Array, "*axes V"]:
         """Logits of final-normed hidden states, float32, soft-cap included."""
         return soft_capped(self.lm_head(hidden), self.config.final_logit_softcapping)
+
+
+def _norm(size: int, epsilon: float) -> RMSNorm:
+    """A norm whose weight is the distance of its gain from one."""
+    return RMSNorm(size, epsilon, offset=1.0)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-import numpy as np
-
 from dspark_jax.architectures.decoder.text_part import head_name, other_tensors, text_prefix
 from dspark_jax.architectures.decoder.weights import RecipeTable, attention_recipes, gated_mlp_recipes, token_recipes
 from dspark_jax.architectures.gemma3.config import Gemma3Config
-from dspark_jax.speculators_common.formats.weight_adapters import Recipe
+from dspark_jax.speculators_common.formats.recipes import copied
 
 
 def gemma3_recipes(config: Gemma3Config, names: Collection[str]) -> RecipeTable:
@@ -18,7 +16,7 @@ def gemma3_recipes(config: Gemma3Config, names: Collection[str]) -> RecipeTable:
     recipes = token_recipes(
         config.vocab_size, hidden, names, tied=config.tie_word_embeddings, prefix=prefix, head=head_name(names)
     )
-    recipes["norm.weight"] = _one_added(f"{prefix}norm.weight", (hidden,))
+    recipes["norm.weight"] = copied(f"{prefix}norm.weight", (hidden,), axes=("hidden",))
     for layer in range(config.num_hidden_layers):
         table = _layer_recipes(config, f"{prefix}layers.{layer}")
         recipes |= {f"layers.{layer}.{path}": recipe for path, recipe in table.items()}
@@ -31,22 +29,17 @@ def gemma3_ignored(config: Gemma3Config) -> tuple[str, ...]:
 
 
 def _layer_recipes(config: Gemma3Config, prefix: str) -> RecipeTable:
-    sizes = {
-        "input_norm": ("input_layernorm", config.hidden_size),
-        "post_attention_norm": ("post_attention_layernorm", config.hidden_size),
-        "pre_feedforward_norm": ("pre_feedforward_layernorm", config.hidden_size),
-        "post_feedforward_norm": ("post_feedforward_layernorm", config.hidden_size),
-        "attention.query_norm": ("self_attn.q_norm", config.head_dim),
-        "attention.key_norm": ("self_attn.k_norm", config.head_dim),
+    norms = {
+        "input_norm": "input_layernorm",
+        "post_attention_norm": "post_attention_layernorm",
+        "pre_feedforward_norm": "pre_feedforward_layernorm",
+        "post_feedforward_norm": "post_feedforward_layernorm",
     }
-    norms = {f"{path}.weight": _one_added(f"{prefix}.{name}.weight", (size,)) for path, (name, size) in sizes.items()}
     return {
         **attention_recipes(config, prefix),
         **gated_mlp_recipes(f"{prefix}.mlp", config.hidden_size, config.intermediate_size),
-        **norms,
+        **{
+            f"{path}.weight": copied(f"{prefix}.{name}.weight", (config.hidden_size,), axes=("hidden",))
+            for path, name in norms.items()
+        },
     }
-
-
-def _one_added(name: str, shape: tuple[int, ...]) -> Recipe:
-    """A norm gain that is stored as its distance from one; the sum is kept in float32."""
-    return Recipe(tensors={name: shape}, assemble=lambda tensors: 1.0 + np.asarray(tensors[0], np.float32))

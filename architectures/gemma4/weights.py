@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dspark_jax.architectures.decoder.text_part import TEXT_PREFIXES, head_name, other_tensors, text_prefix
 from dspark_jax.architectures.decoder.weights import RecipeTable, gated_mlp_recipes, token_recipes
 from dspark_jax.architectures.gemma4.config import Gemma4Config
-from dspark_jax.speculators_common.formats.weight_adapters import copied, stacked_columns, transposed
+from dspark_jax.speculators_common.formats.recipes import copied, stacked_columns, transposed
 
 
 def gemma4_recipes(config: Gemma4Config, names: Collection[str]) -> RecipeTable:
@@ -16,18 +16,20 @@ def gemma4_recipes(config: Gemma4Config, names: Collection[str]) -> RecipeTable:
     recipes = token_recipes(
         config.vocab_size, hidden, names, tied=config.tie_word_embeddings, prefix=prefix, head=head_name(names)
     )
-    recipes["norm.weight"] = copied(f"{prefix}norm.weight", (hidden,))
+    recipes["norm.weight"] = copied(f"{prefix}norm.weight", (hidden,), axes=("hidden",))
     if config.per_layer_input_size:
         width = config.num_hidden_layers * config.per_layer_input_size
         recipes |= {
             "per_layer_inputs.table.rows": copied(
-                f"{prefix}embed_tokens_per_layer.weight", (config.per_layer_vocab_size, width)
+                f"{prefix}embed_tokens_per_layer.weight",
+                (config.per_layer_vocab_size, width),
+                axes=("vocab", "per_layer"),
             ),
             "per_layer_inputs.projection.kernel": transposed(
-                f"{prefix}per_layer_model_projection.weight", (width, hidden)
+                f"{prefix}per_layer_model_projection.weight", (width, hidden), axes=("hidden", "per_layer")
             ),
             "per_layer_inputs.norm.weight": copied(
-                f"{prefix}per_layer_projection_norm.weight", (config.per_layer_input_size,)
+                f"{prefix}per_layer_projection_norm.weight", (config.per_layer_input_size,), axes=(None,)
             ),
         }
     for layer in range(config.num_hidden_layers):
@@ -59,17 +61,26 @@ def _layer_recipes(config: Gemma4Config, layer: int, prefix: str) -> RecipeTable
         "post_feedforward_norm": "post_feedforward_layernorm",
     }
     recipes = {
-        **{f"{path}.weight": copied(f"{prefix}.{name}.weight", (hidden,)) for path, name in norms.items()},
+        **{
+            f"{path}.weight": copied(f"{prefix}.{name}.weight", (hidden,), axes=("hidden",))
+            for path, name in norms.items()
+        },
         **_attention_recipes(config, layer, f"{prefix}.self_attn"),
         **gated_mlp_recipes(f"{prefix}.mlp", hidden, shape.intermediate_size),
-        "scalar": copied(f"{prefix}.layer_scalar", (1,)),
+        "scalar": copied(f"{prefix}.layer_scalar", (1,), axes=(None,)),
     }
     if config.per_layer_input_size:
         size = config.per_layer_input_size
         recipes |= {
-            "per_layer_gate.gate.kernel": transposed(f"{prefix}.per_layer_input_gate.weight", (size, hidden)),
-            "per_layer_gate.projection.kernel": transposed(f"{prefix}.per_layer_projection.weight", (hidden, size)),
-            "per_layer_gate.norm.weight": copied(f"{prefix}.post_per_layer_input_norm.weight", (hidden,)),
+            "per_layer_gate.gate.kernel": transposed(
+                f"{prefix}.per_layer_input_gate.weight", (size, hidden), axes=("hidden", "per_layer")
+            ),
+            "per_layer_gate.projection.kernel": transposed(
+                f"{prefix}.per_layer_projection.weight", (hidden, size), axes=("per_layer", "hidden")
+            ),
+            "per_layer_gate.norm.weight": copied(
+                f"{prefix}.post_per_layer_input_norm.weight", (hidden,), axes=("hidden",)
+            ),
         }
     return recipes
 
@@ -81,10 +92,14 @@ def _attention_recipes(config: Gemma4Config, layer: int, attention: str) -> Reci
     if shape.stores_kv:
         rows |= {"k": keys} if shape.value_is_key else {"k": keys, "v": keys}
     recipes = {
-        "attention.qkv.kernel": stacked_columns({f"{attention}.{x}_proj.weight": (rows[x], hidden) for x in rows}),
-        "attention.output.kernel": transposed(f"{attention}.o_proj.weight", (hidden, queries)),
-        "attention.query_norm.weight": copied(f"{attention}.q_norm.weight", (shape.head_dim,)),
+        "attention.qkv.kernel": stacked_columns(
+            {f"{attention}.{x}_proj.weight": (rows[x], hidden) for x in rows}, axes=("hidden", "heads")
+        ),
+        "attention.output.kernel": transposed(
+            f"{attention}.o_proj.weight", (hidden, queries), axes=("heads", "hidden")
+        ),
+        "attention.query_norm.weight": copied(f"{attention}.q_norm.weight", (shape.head_dim,), axes=(None,)),
     }
     if shape.stores_kv:
-        recipes["attention.key_norm.weight"] = copied(f"{attention}.k_norm.weight", (shape.head_dim,))
+        recipes["attention.key_norm.weight"] = copied(f"{attention}.k_norm.weight", (shape.head_dim,), axes=(None,))
     return recipes

@@ -5,13 +5,15 @@ from dspark_jax.architectures.decoder.weights import decoder_recipes, ignored_te
 from dspark_jax.architectures.llama.config import parse_llama
 from dspark_jax.architectures.registry import SupportedArchitecture
 
-ARCHITECTURE = SupportedArchitecture(
-    name="LlamaForCausalLM",
-    kind="target",
-    model_types={"llama": "LlamaForCausalLM"},
-    family="llama",
-    parse_config=parse_llama,
-    build=DenseDecoder,
-    recipes=decoder_recipes,
-    ignored=ignored_tensors,
+ARCHITECTURES = (
+    SupportedArchitecture(
+        name="LlamaForCausalLM",
+        kind="target",
+        model_types={"llama": "LlamaForCausalLM"},
+        family="llama",
+        parse_config=parse_llama,
+        build=DenseDecoder,
+        recipes=decoder_recipes,
+        ignored=ignored_tensors,
+    ),
 )

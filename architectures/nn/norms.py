@@ -15,15 +15,17 @@ def rms_normalised(x: Float[Array, "*axes size"], epsilon: float) -> Float[Array
 
 
 class RMSNorm(nnx.Module):
-    """`x / rms(x) * weight` over the last axis; the weight is kept in float32.
+    """`x / rms(x) * (offset + weight)` over the last axis; the weight is kept in float32.
 
-    Families that scale by `1 + weight` add the one when they load it.
+    The offset is 1 in families that store a gain as its distance from one. It is added here and not when such a file
+    is loaded: the sum would drop bits of the weight, which could not be written back.
     """
 
-    def __init__(self, size: int, epsilon: float) -> None:
-        self.epsilon = epsilon
-        self.weight = nnx.Param(jnp.ones((size,), jnp.float32))
+    def __init__(self, size: int, epsilon: float, *, offset: float = 0.0) -> None:
+        self.epsilon, self.offset = epsilon, offset
+        self.weight = nnx.Param(jnp.full((size,), 1.0 - offset, jnp.float32))
 
     def __call__(self, x: Float[Array, "*axes size"]) -> Float[Array, "*axes size"]:
-        weight = jnp.expand_dims(self.weight[...], tuple(range(x.ndim - 1)))
-        return (rms_normalised(x, self.epsilon) * weight).astype(x.dtype)
+        gain = self.offset + self.weight[...] if self.offset else self.weight[...]
+        gain = jnp.expand_dims(gain, tuple(range(x.ndim - 1)))
+        return (rms_normalised(x, self.epsilon) * gain).astype(x.dtype)

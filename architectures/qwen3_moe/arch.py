@@ -6,13 +6,15 @@ from dspark_jax.architectures.qwen3_moe.model import Qwen3MoeDecoder
 from dspark_jax.architectures.qwen3_moe.weights import qwen3_moe_recipes
 from dspark_jax.architectures.registry import SupportedArchitecture
 
-ARCHITECTURE = SupportedArchitecture(
-    name="Qwen3MoeForCausalLM",
-    kind="target",
-    model_types={"qwen3_moe": "Qwen3MoeForCausalLM"},
-    family="qwen3_moe",
-    parse_config=parse_qwen3_moe,
-    build=Qwen3MoeDecoder,
-    recipes=qwen3_moe_recipes,
-    ignored=ignored_tensors,
+ARCHITECTURES = (
+    SupportedArchitecture(
+        name="Qwen3MoeForCausalLM",
+        kind="target",
+        model_types={"qwen3_moe": "Qwen3MoeForCausalLM"},
+        family="qwen3_moe",
+        parse_config=parse_qwen3_moe,
+        build=Qwen3MoeDecoder,
+        recipes=qwen3_moe_recipes,
+        ignored=ignored_tensors,
+    ),
 )

@@ -1,16 +1,15 @@
-"""The weight table of the Qwen3 mixture-of-experts line: a file holds every expert's Linears apart."""
+"""The weight table of the Qwen3 mixture-of-experts line: a file holds every expert's Linears apart,
+or those of all experts of a layer in one tensor."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Sequence
-
-import numpy as np
+from collections.abc import Collection
 
 from dspark_jax.architectures.decoder.dense import DecoderConfig
 from dspark_jax.architectures.decoder.weights import RecipeTable, decoder_recipes, dense_mlp_recipes
 from dspark_jax.architectures.qwen3_moe.config import Qwen3MoeConfig
-from dspark_jax.speculators_common.formats.weight_adapters import Recipe, joined_rows, transposed
+from dspark_jax.speculators_common.formats.recipes import fused_experts, stacked_experts, transposed
 
 
 def qwen3_moe_recipes(config: Qwen3MoeConfig, names: Collection[str]) -> RecipeTable:
@@ -23,34 +22,29 @@ def _mlp_recipes(config: DecoderConfig, layer: int, prefix: str, *, names: Colle
     if not config.layer_is_sparse[layer]:
         return dense_mlp_recipes(config, layer, prefix)
     hidden, width = config.hidden_size, config.moe_intermediate_size
+    router = transposed(f"{prefix}.mlp.gate.weight", (config.num_experts, hidden), axes=("hidden", None))
     fused = f"{prefix}.mlp.experts"
     if f"{fused}.gate_up_proj" in names or f"{fused}.down_proj" in names:
         return {
-            "mlp.router.kernel": transposed(f"{prefix}.mlp.gate.weight", (config.num_experts, hidden)),
-            "mlp.gate_up": _fused(f"{fused}.gate_up_proj", (config.num_experts, 2 * width, hidden)),
-            "mlp.down": _fused(f"{fused}.down_proj", (config.num_experts, hidden, width)),
+            "mlp.router.kernel": router,
+            "mlp.gate_up": fused_experts(
+                f"{fused}.gate_up_proj", (config.num_experts, 2 * width, hidden), axes=("experts", "hidden", "mlp")
+            ),
+            "mlp.down": fused_experts(
+                f"{fused}.down_proj", (config.num_experts, hidden, width), axes=("experts", "mlp", "hidden")
+            ),
         }
     experts = [f"{prefix}.mlp.experts.{expert}" for expert in range(config.num_experts)]
     return {
-        "mlp.router.kernel": transposed(f"{prefix}.mlp.gate.weight", (config.num_experts, hidden)),
-        "mlp.gate_up": _stacked(
-            {f"{expert}.{x}_proj.weight": (width, hidden) for expert in experts for x in ("gate", "up")}, per_expert=2
+        "mlp.router.kernel": router,
+        "mlp.gate_up": stacked_experts(
+            {f"{expert}.{x}_proj.weight": (width, hidden) for expert in experts for x in ("gate", "up")},
+            config.num_experts,
+            axes=("experts", "hidden", "mlp"),
         ),
-        "mlp.down": _stacked({f"{expert}.down_proj.weight": (hidden, width) for expert in experts}, per_expert=1),
+        "mlp.down": stacked_experts(
+            {f"{expert}.down_proj.weight": (hidden, width) for expert in experts},
+            config.num_experts,
+            axes=("experts", "mlp", "hidden"),
+        ),
     }
-
-
-def _fused(name: str, shape: tuple[int, int, int]) -> Recipe:
-    """The Linears of all experts in one tensor `[E, out, in]`, as one array `[E, in, out]`."""
-    return Recipe(tensors={name: shape}, assemble=lambda tensors: np.asarray(tensors[0]).swapaxes(1, 2))
-
-
-def _stacked(shapes: dict[str, tuple[int, int]], *, per_expert: int) -> Recipe:
-    """Linears `[out, in]`, `per_expert` of them for each expert, as one array `[E, in, sum of outs]`."""
-
-    def assemble(tensors: Sequence[np.ndarray]) -> np.ndarray:
-        # One copy: rows lie end to end as wanted, only the view is transposed.
-        rows = joined_rows(tensors)
-        return rows.reshape(len(tensors) // per_expert, -1, rows.shape[1]).swapaxes(1, 2)
-
-    return Recipe(tensors=shapes, assemble=assemble)

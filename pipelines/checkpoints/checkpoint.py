@@ -18,7 +18,7 @@ from dspark_jax.speculators_common.formats.compact.format import ARCHITECTURE as
 from dspark_jax.speculators_common.formats.compact.format import DSPARK_JSON, check_label
 from dspark_jax.speculators_common.formats.detect import implied_draft_architecture, states_draft_fields
 from dspark_jax.speculators_common.formats.quantised import refuse_quantised
-from dspark_jax.speculators_common.formats.weight_adapters import without_model_prefix
+from dspark_jax.speculators_common.formats.recipes import without_model_prefix
 
 __all__ = ["DEMO_TARGET", "Checkpoint", "open_checkpoint", "open_target", "with_draft_names"]
 

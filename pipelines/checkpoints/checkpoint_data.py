@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dspark_jax.pipelines.checkpoints.gguf_file import GGUFHeader
-from dspark_jax.speculators_common.formats.weight_adapters import TensorSource
+from dspark_jax.speculators_common.formats.recipes import TensorSource
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -5,16 +5,14 @@ all, and checked.
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
-from safetensors.numpy import save_file
 
-from dspark_jax.architectures.drafting.tables import tables_of
+from dspark_jax.architectures.drafting.tables import borrowed_tensors, tables_of
+from dspark_jax.architectures.module_saving import WEIGHTS
 from dspark_jax.architectures.registry import SupportedArchitecture, retrieve
 from dspark_jax.pipelines.checkpoints.checkpoint import Checkpoint, open_checkpoint, open_target, with_draft_names
 from dspark_jax.pipelines.checkpoints.draft_equality import check_equal_drafts
@@ -28,12 +26,14 @@ from dspark_jax.pipelines.checkpoints.loading import (
 )
 from dspark_jax.speculators_common.errors import CheckpointError, RequestError, field_error
 from dspark_jax.speculators_common.files.atomic_directory import check_absent, new_directory
+from dspark_jax.speculators_common.files.json_file import write_json_object
+from dspark_jax.speculators_common.files.safetensors_file import numpy_dtype, write_safetensors
 from dspark_jax.speculators_common.formats.deepspec.writer import to_deepspec
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig, DraftOverrides
+from dspark_jax.speculators_common.formats.recipes import TensorSource, check_tensors
 from dspark_jax.speculators_common.formats.speculators.writer import to_speculators
-from dspark_jax.speculators_common.formats.weight_adapters import TensorSource, check_tensors
 
-_CONFIG, _WEIGHTS = "config.json", "model.safetensors"
+_CONFIG = "config.json"
 _TABLES = ("embed_tokens.weight", "lm_head.weight")
 _CONFIDENCE_WEIGHT, _CONFIDENCE_BIAS = "confidence_head.proj.weight", "confidence_head.proj.bias"
 _FROM_ELSEWHERE = (*_TABLES, _CONFIDENCE_BIAS)  # tensors that a file may lack
@@ -123,12 +123,8 @@ def convert_draft(
     planned = entry.parse_config(raw, str(Path(destination) / _CONFIG), None)
     tensors = _planned_tensors(draft, written, entry, planned)
     with new_directory(destination) as fresh:
-        (fresh / _CONFIG).write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
-        save_file(
-            {name: np.ascontiguousarray(tensor.read()) for name, tensor in tensors.items()},
-            fresh / _WEIGHTS,
-            metadata={"format": "pt"},
-        )
+        write_json_object(fresh / _CONFIG, raw)
+        write_safetensors(fresh / WEIGHTS, {name: tensor.read() for name, tensor in tensors.items()})
         num_parameters = _check(draft, fresh)
     return Conversion(
         config=planned, num_tensors=len(tensors), num_parameters=num_parameters, notes=_notes(draft, planned, tensors)
@@ -153,11 +149,11 @@ def _open_source(
             f"a draft that is not in the {written.title} format already",
         )
     refuse_side_files(checkpoint)
-    tables = tables_of(config, checkpoint.tensors.keys())
+    elsewhere = borrowed_tensors(tables_of(config, checkpoint.tensors.keys()))
     recipes = {
         parameter: recipe
         for parameter, recipe in entry.recipes(config, checkpoint.tensors.keys()).items()
-        if tables.lm_head != "target_rows" or "lm_head.weight" not in recipe.tensors  # comes from the target, if at all
+        if not elsewhere.intersection(recipe.tensors)
     }
     check_tensors(recipes, checkpoint.tensors, file=str(checkpoint.path), ignored=tuple(entry.ignored(config)))
     borrowed: dict[str, TensorSource] = {}
@@ -249,4 +245,4 @@ class _Zero:
         return (1,)
 
     def read(self) -> np.ndarray:
-        return np.zeros((1,), ml_dtypes.bfloat16 if self.dtype == "bfloat16" else self.dtype)
+        return np.zeros((1,), numpy_dtype(self.dtype))

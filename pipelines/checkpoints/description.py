@@ -21,8 +21,8 @@ from dspark_jax.pipelines.text.stop_tokens import stop_reason, stop_tokens
 from dspark_jax.pipelines.text.tokenizer import open_tokenizer
 from dspark_jax.pipelines.text.tokenizer_files import why_no_tokenizer
 from dspark_jax.speculators_common.formats.draft_config import Choice, DraftOverrides, LayerMask
+from dspark_jax.speculators_common.formats.recipes import TensorSource, check_tensors
 from dspark_jax.speculators_common.formats.rope.config import RopeConfig
-from dspark_jax.speculators_common.formats.weight_adapters import TensorSource, check_tensors
 
 _ABOUT_THE_FILE = frozenset(
     {"architecture", "family", "source", "choices", "unknown_fields"}

@@ -17,7 +17,7 @@ from dspark_jax.pipelines.checkpoints.checkpoint_data import Checkpoint
 from dspark_jax.speculators_common.errors import CheckpointError
 from dspark_jax.speculators_common.files.safetensors_file import SafetensorsTensor
 from dspark_jax.speculators_common.formats.draft_config import Choice
-from dspark_jax.speculators_common.formats.weight_adapters import TensorSource
+from dspark_jax.speculators_common.formats.recipes import TensorSource
 
 _PIECE = 1 << 22  # bytes, or rows' worth of elements, that are compared at a time
 

@@ -1,8 +1,9 @@
-"""JSON files of a checkpoint, read with a limit on their size and errors that name the file."""
+"""JSON files of a checkpoint: read with a limit on their size and errors that name the file, and written."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,11 @@ def parse_json_object(data: bytes, file: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise CheckpointError(f"{file}: found a JSON {type(value).__name__}, allowed an object")
     return value
+
+
+def write_json_object(file: Path, content: Mapping[str, Any]) -> None:
+    """Write `content` to `file`, a line per field."""
+    file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

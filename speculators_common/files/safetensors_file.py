@@ -1,4 +1,5 @@
-"""One safetensors file as lazy tensors. The header is checked against the file size before anything is allocated.
+"""One safetensors file as lazy tensors, and arrays as such a file. The header is checked against the file size before
+anything is allocated.
 
 The library checks much of this too, but its messages name neither the file nor the field. Its reader maps the file,
 which would count all of it as resident memory of this process for as long as a tensor is held, and end the process if
@@ -9,16 +10,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
+from safetensors.numpy import save_file
 
 from dspark_jax.speculators_common.errors import CheckpointError
 from dspark_jax.speculators_common.files.json_file import parse_json_object
 
 _MAX_HEADER_BYTES = 100_000_000  # the limit of the format
+_METADATA = {"format": "pt"}  # what other libraries look for before they read such a file
 _LENGTH_BYTES = 8  # the header's length comes first, as a little-endian integer
 _DTYPES = {
     "F64": np.dtype(np.float64),
@@ -90,6 +94,16 @@ def open_safetensors(file: Path) -> dict[str, SafetensorsTensor]:
         )
         for name, tensor in tensors.items()
     }
+
+
+def write_safetensors(file: Path, tensors: Mapping[str, np.ndarray]) -> None:
+    """Write all `tensors` to `file`; every dtype that `open_safetensors` reads is kept."""
+    save_file({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, file, metadata=_METADATA)
+
+
+def numpy_dtype(name: str) -> np.dtype:
+    """The dtype that `SafetensorsTensor.dtype` names."""
+    return np.dtype(ml_dtypes.bfloat16) if name == "bfloat16" else np.dtype(name)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,5 +1,4 @@
-"""The draft vocabulary as a subset of the target's: checkpoint tensors -> one absolute id table, and its use inside a
-compiled step.
+"""The draft vocabulary as a subset of the target's: checkpoint tensors <-> one absolute id table.
 
 A checkpoint stores `d2t` as offsets (target id = draft id + offset) and `t2d` as a mask over target ids. Here both
 become `target_ids[draft id]`, strictly increasing. Markov `W1`, the embedding and the previous token speak target ids;
@@ -8,61 +7,12 @@ head, `W2` and draft logits speak draft ids.
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
-from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int, Int32
+from jaxtyping import Int32
 
-from dspark_jax.speculators_common.errors import CheckpointError, field_error, missing_field
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class VocabMap:
-    """Draft ids to target ids. A pytree whose only leaf is the table; the identity has no leaf.
-
-    `target_ids` is int32 [Vd], or `None` where a draft id is the target id (Vd = V, or a head padded to Vd > V, whose
-    surplus ids have no target and must not be proposed).
-    """
-
-    vocab_size: int  # V
-    draft_vocab_size: int  # Vd
-    target_ids: Any = None  # not typed as an array: jax rebuilds pytrees with other leaves too, such as shapes
-
-    @classmethod
-    def from_tensors(
-        cls,
-        *,
-        vocab_size: int,
-        draft_vocab_size: int,
-        file: Path | str,
-        d2t: np.ndarray | None = None,
-        t2d: np.ndarray | None = None,
-    ) -> VocabMap:
-        """The map of a checkpoint, `d2t` integer [Vd] and `t2d` bool [V] as stored, each may be absent; see
-        `target_id_table` for the refusals.
-        """
-        table = target_id_table(vocab_size=vocab_size, draft_vocab_size=draft_vocab_size, file=file, d2t=d2t, t2d=t2d)
-        return cls(vocab_size=vocab_size, draft_vocab_size=draft_vocab_size, target_ids=table)
-
-    @property
-    def is_identity(self) -> bool:
-        """Whether `to_target` returns its argument."""
-        return self.target_ids is None
-
-    def to_target(self, draft_ids: Int[Array, "*shape"]) -> Int[Array, "*shape"]:
-        """Target ids int32 of the draft ids, any shape; each must be in [0, Vd). Traceable: a gather from the table, or
-        nothing at all.
-        """
-        if self.target_ids is None:
-            return draft_ids
-        return jnp.take(jnp.asarray(self.target_ids), draft_ids, axis=0, mode="clip")
-
-
-jax.tree_util.register_dataclass(VocabMap, data_fields=["target_ids"], meta_fields=["vocab_size", "draft_vocab_size"])
+from dspark_jax.speculators_common.errors import field_error, missing_field
 
 
 def target_id_table(
@@ -75,9 +25,10 @@ def target_id_table(
 ) -> Int32[np.ndarray, " Vd"] | None:
     """Target id of every draft id, int32 [Vd] on the host; `None` for the identity.
 
-    Raises `CheckpointError` for wrong shapes and dtypes, a missing map of a reduced vocabulary, target ids outside [0,
-    V) or not increasing, `t2d` that marks other ids than `d2t` reaches, and a map other than the identity where Vd >=
-    V; the message names the first id at fault.
+    `d2t` is integer [Vd], `t2d` bool [V], as stored; each may be absent. A head padded to Vd > V is the identity too:
+    its surplus ids have no target and must not be proposed. Raises `CheckpointError` for wrong shapes and dtypes, a
+    missing map of a reduced vocabulary, target ids outside [0, V) or not increasing, `t2d` that marks other ids than
+    `d2t` reaches, and a map other than the identity where Vd >= V; the message names the first id at fault.
     """
     if vocab_size < 1 or draft_vocab_size < 1:
         raise field_error(file, "draft_vocab_size", draft_vocab_size, f"an integer >= 1 (vocab_size is {vocab_size})")
@@ -100,24 +51,17 @@ def target_id_table(
     raise missing_field(file, "tensor d2t", allowed)
 
 
-def check_reload(installed: VocabMap, reloaded: VocabMap, file: Path | str) -> None:
-    """Raise a `CheckpointError` that names `file` unless its map is the one in use: with other ids all shapes still
-    fit, but drafts go wrong.
+def vocabulary_tensors(
+    table: Int32[np.ndarray, " ids"], *, vocab_size: int, draft_vocab_size: int
+) -> dict[str, np.ndarray]:
+    """The inverse of `target_id_table`: `d2t` int64 [Vd] and `t2d` bool [V] of the table of all draft ids that have a
+    target id. Draft ids beyond the table, padding of a head, get offset 0.
     """
-    sizes = [(m.vocab_size, m.draft_vocab_size) for m in (installed, reloaded)]
-    if sizes[0] != sizes[1]:
-        raise CheckpointError(f"{file}: vocabulary map: found sizes (V, Vd) {sizes[1]}, allowed {sizes[0]} as in use")
-    tables = [
-        np.arange(m.draft_vocab_size) if m.target_ids is None else np.asarray(m.target_ids)
-        for m in (installed, reloaded)
-    ]
-    different = np.flatnonzero(tables[0] != tables[1])
-    if different.size:
-        i = int(different[0])
-        raise CheckpointError(
-            f"{file}: vocabulary map: found draft id {i} as target id {tables[1][i]}, allowed {tables[0][i]} as in "
-            "use; no second map can replace it"
-        )
+    offsets = np.zeros((draft_vocab_size,), np.int64)
+    offsets[: len(table)] = table - np.arange(len(table))
+    mask = np.zeros((vocab_size,), np.bool_)
+    mask[table] = True
+    return {"d2t": offsets, "t2d": mask}
 
 
 def _check_layout(

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dspark_jax import architectures
 from dspark_jax.architectures import registry
-from dspark_jax.architectures.registry import SupportedArchitecture, known_names, register, retrieve
+from dspark_jax.architectures.registry import SupportedArchitecture, built_in, known_names, register, retrieve
 from dspark_jax.speculators_common.errors import CheckpointError, DSparkError
 
 BUILT_IN = {
@@ -76,10 +79,59 @@ def test_a_taken_name_is_refused_unless_it_is_to_be_replaced(taken: str) -> None
     assert retrieve(taken) is mine
 
 
-def test_names_are_listed_without_importing_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_entries", {})
-    monkeypatch.setattr(importlib, "import_module", lambda name: pytest.fail(f"imported {name}"))
-    assert set(BUILT_IN) <= set(known_names())
+def test_every_folder_that_declares_a_family_is_found_and_nothing_else_is() -> None:
+    root = Path(registry.__file__).parent
+    declared = {
+        name
+        for folder in root.iterdir()
+        if (folder / "arch.py").is_file()
+        for entry in importlib.import_module(f"dspark_jax.architectures.{folder.name}.arch").ARCHITECTURES
+        for name in entry.names
+    }
+    assert set(BUILT_IN) <= declared == set(built_in())
+    assert {"Gemma4DSparkModel", "DFlashSpeculator", "Gemma4UnifiedForConditionalGeneration"} <= declared
+
+
+@pytest.fixture
+def new_family(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The package's folder as it is with one folder more, in a process of its own kind: names are found anew."""
+    folder = tmp_path / "dspark_jax_more"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    (folder / "arch.py").write_text(
+        "import dataclasses\n"
+        "from dspark_jax.architectures.llama.arch import ARCHITECTURES as LLAMA\n"
+        "ARCHITECTURES = tuple(dataclasses.replace(entry, name=f'More{entry.name}') for entry in LLAMA)\n"
+    )
+    monkeypatch.setattr(architectures, "__path__", [*architectures.__path__, str(tmp_path)])
+    built_in.cache_clear()
+    yield "MoreLlamaForCausalLM"
+    built_in.cache_clear()
+    sys.modules.pop("dspark_jax.architectures.dspark_jax_more.arch", None)
+    sys.modules.pop("dspark_jax.architectures.dspark_jax_more", None)
+
+
+def test_a_new_folder_is_a_new_family(new_family: str) -> None:
+    assert new_family in known_names()
+    assert retrieve(new_family).family == "llama"
+
+
+def test_two_folders_cannot_declare_one_name(new_family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    more = importlib.import_module("dspark_jax.architectures.dspark_jax_more.arch")
+    monkeypatch.setattr(more, "ARCHITECTURES", (_entry("LlamaForCausalLM", family="more"),))
+    built_in.cache_clear()
+    with pytest.raises(DSparkError, match=r"'LlamaForCausalLM': declared by more and by llama|by llama and by more"):
+        known_names()
+
+
+def test_help_imports_no_model() -> None:
+    """Names are found by importing every family, which takes as long as JAX and Flax do: only who loads one pays."""
+    code = (
+        "import sys\nfrom dspark_jax.pipelines.cli import main\n"
+        "try:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
+        "sys.exit(any(name.split('.')[0] in ('jax', 'flax') for name in sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, check=False).returncode == 0
 
 
 class TestOtherDistributions:

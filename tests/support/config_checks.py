@@ -16,8 +16,8 @@ from dspark_jax.architectures.drafting.tables import tables_of
 from dspark_jax.architectures.nn.rotary import inverse_frequencies
 from dspark_jax.architectures.registry import SupportedArchitecture, retrieve
 from dspark_jax.speculators_common.formats.compact.format import ARCHITECTURE as COMPACT
+from dspark_jax.speculators_common.formats.recipes import Recipe
 from dspark_jax.speculators_common.formats.rope.config import RopeConfig
-from dspark_jax.speculators_common.formats.weight_adapters import Recipe
 from dspark_jax.speculators_common.numerics.matmul import OutputMajorKernel
 
 FILE = "folder/config.json"

@@ -9,12 +9,12 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
 
 from dspark_jax.pipelines.checkpoints import conversion
 from dspark_jax.pipelines.checkpoints.draft_equality import check_equal_drafts
 from dspark_jax.pipelines.checkpoints.loading import load_draft, load_target
 from dspark_jax.speculators_common.errors import CheckpointError, DSparkError
+from dspark_jax.speculators_common.files.safetensors_file import write_safetensors
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig
 from dspark_jax.speculators_common.formats.rope.config import RopeConfig
 from tests.support import tiny_families
@@ -235,11 +235,11 @@ def test_a_config_that_reads_otherwise_is_found_by_the_check_and_nothing_is_left
 def test_a_single_bit_is_found_by_the_check_and_nothing_is_left(
     data_dir: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def flipped(tensors: dict[str, np.ndarray], file: Path, **options: Any) -> None:
+    def flipped(file: Path, tensors: dict[str, np.ndarray]) -> None:
         tensors["layers.1.mlp.down_proj.weight"].view(np.uint32)[3, 5] ^= 1
-        save_file(tensors, file, **options)
+        write_safetensors(file, tensors)
 
-    monkeypatch.setattr(conversion, "save_file", flipped)
+    monkeypatch.setattr(conversion, "write_safetensors", flipped)
     said = refused(capsys, tmp_path, data_dir / "A_deepspec_qwen3" / "vanilla", tmp_path / "out", "--to", "speculators")
     assert "parameter layers.1.mlp.down.kernel: found other bits, allowed those of " in said
 
@@ -250,7 +250,7 @@ def test_a_failing_disk_leaves_nothing(
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(conversion, "save_file", full)
+    monkeypatch.setattr(conversion, "write_safetensors", full)
     assert "No space left on device" in refused(
         capsys, tmp_path, data_dir / "D_loop" / "draft", tmp_path / "out", "--to", "speculators"
     )

@@ -12,7 +12,7 @@ import pytest
 from flax import nnx
 
 from dspark_jax.architectures.module_loading import load_module
-from dspark_jax.speculators_common.formats.weight_adapters import transposed
+from dspark_jax.speculators_common.formats.recipes import transposed
 from dspark_jax.speculators_common.numerics.linear import Linear
 from dspark_jax.speculators_common.numerics.matmul import OutputMajorKernel, kernel_parameter, kernel_values, linear
 
@@ -79,7 +79,7 @@ def test_float32_and_bfloat16_prefer_opposite_orientations() -> None:
 @pytest.mark.parametrize("size", SIZES)
 def test_a_checkpoint_tensor_is_loaded_into_either_orientation(dtype: str, size: tuple[int, int]) -> None:
     stored = np.random.default_rng(0).standard_normal(size[::-1]).astype(np.float32)  # [out, in]
-    recipes = {"kernel": transposed("weight", size[::-1])}
+    recipes = {"kernel": transposed("weight", size[::-1], axes=(None, None))}
     module = load_module(
         lambda: Linear(*size, dtype=DTYPES[dtype], rngs=nnx.Rngs(0)), recipes, {"weight": Stored(stored)}, file="x"
     )

@@ -1,15 +1,12 @@
-"""Registry entry of DeepSpec's Gemma4 drafters."""
+"""The weight table of DeepSpec's Gemma4 drafters."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
 from dspark_jax.architectures.drafting.block_weights import attention_recipes, block_draft_recipes, mlp_recipes
-from dspark_jax.architectures.dspark_deepspec.model import Gemma4DSparkDraft
-from dspark_jax.architectures.registry import SupportedArchitecture
-from dspark_jax.speculators_common.formats.deepspec.gemma4_reader import from_deepspec_gemma4
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig
-from dspark_jax.speculators_common.formats.weight_adapters import Recipe, copied
+from dspark_jax.speculators_common.formats.recipes import Recipe, copied
 
 
 def gemma4_draft_recipes(config: DraftConfig, names: Collection[str]) -> dict[str, Recipe]:
@@ -25,18 +22,11 @@ def _layer_recipes(config: DraftConfig, prefix: str) -> dict[str, Recipe]:
         "post_feedforward_norm": "post_feedforward_layernorm",
     }
     return {
-        **{f"{path}.weight": copied(f"{prefix}.{name}.weight", (config.hidden_size,)) for path, name in norms.items()},
+        **{
+            f"{path}.weight": copied(f"{prefix}.{name}.weight", (config.hidden_size,), axes=("hidden",))
+            for path, name in norms.items()
+        },
         **attention_recipes(config, f"{prefix}.self_attn", "k" if config.k_eq_v else "kv"),
         **mlp_recipes(config, f"{prefix}.mlp"),
-        "layer_scalar": copied(f"{prefix}.layer_scalar", (1,)),
+        "layer_scalar": copied(f"{prefix}.layer_scalar", (1,), axes=(None,)),
     }
-
-
-ARCHITECTURE = SupportedArchitecture(
-    name="Gemma4DSparkModel",
-    kind="draft",
-    family="deepspec_gemma4",
-    parse_config=from_deepspec_gemma4,
-    build=Gemma4DSparkDraft,
-    recipes=gemma4_draft_recipes,
-)
