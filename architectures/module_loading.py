@@ -41,7 +41,7 @@ def fill_module(
 
     Every tensor must be consumed and every parameter filled; names and shapes are checked before a byte of them is
     read. A parameter stored as uint16 bit patterns gets the bits of the bfloat16 rounding
-    (`speculators_common/numerics/storage.py`). Parameters are read, converted and put on the device one by one: beyond
+    (`speculators_common/numerics/rows.py`). Parameters are read, converted and put on the device one by one: beyond
     the final arrays no more than two copies of the largest one are alive at a time.
     """
     graphdef, abstract = nnx.split(module)

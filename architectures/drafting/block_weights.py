@@ -101,7 +101,7 @@ def _markov_recipes(config: DraftConfig) -> dict[str, Recipe]:
     rank, hidden = config.markov_rank, config.hidden_size
     recipes = {
         "markov_head.w1": copied("markov_head.markov_w1.weight", (config.vocab_size, rank)),
-        "markov_head.w2": _first_columns(
+        "markov_head.w2.kernel": _first_columns(
             "markov_head.markov_w2.weight", (config.draft_vocab_size, rank), config.num_draft_ids
         ),
     }
@@ -118,11 +118,11 @@ def _confidence_recipes(config: DraftConfig, names: Collection[str]) -> dict[str
     if not config.enable_confidence_head:
         return {}
     width = config.hidden_size + (config.markov_rank if config.confidence_head_with_markov else 0)
-    kernel = Recipe(tensors={"confidence_head.proj.weight": (1, width)}, assemble=lambda tensors: tensors[0][0])
+    kernel = transposed("confidence_head.proj.weight", (1, width))
     bias = copied("confidence_head.proj.bias", (1,))
     if "confidence_head.proj.bias" not in names:
         bias = Recipe(tensors={}, assemble=lambda tensors: np.zeros((1,), np.float32))
-    return {"confidence_head.kernel": kernel, "confidence_head.bias": bias}
+    return {"confidence_head.projection.kernel": kernel, "confidence_head.projection.bias": bias}
 
 
 def _vocab_recipes(config: DraftConfig, names: Collection[str]) -> dict[str, Recipe]:

@@ -13,7 +13,7 @@ from dspark_jax.speculators_common.formats.compact.format import tensor_shapes
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig
 from dspark_jax.speculators_common.formats.weight_adapters import Recipe
 from dspark_jax.speculators_common.numerics.matmul import kernel_values
-from dspark_jax.speculators_common.numerics.storage import decode_rows
+from dspark_jax.speculators_common.numerics.rows import decode_rows
 
 _LAYER_PATHS = {
     "attn_norm": "attention_norm.weight",
@@ -35,12 +35,12 @@ _PATHS = {
     "out_norm": "norm.weight",
     "out_proj": "output_projection.kernel",
     "markov.w1": "markov_head.w1",
-    "markov.w2": "markov_head.w2",
-    "conf.w": "confidence_head.kernel",
-    "conf.b": "confidence_head.bias",
-    "rnn.wH": "markov_head.transition",
-    "rnn.bH": "markov_head.transition_bias",
-    "rnn.wO": "markov_head.output",
+    "markov.w2": "markov_head.w2.kernel",
+    "conf.w": "confidence_head.projection.kernel",
+    "conf.b": "confidence_head.projection.bias",
+    "rnn.wH": "markov_head.transition.kernel",
+    "rnn.bH": "markov_head.transition.bias",
+    "rnn.wO": "markov_head.output.kernel",
 }
 
 
@@ -55,11 +55,7 @@ def parameter_path(tensor: str) -> str:
 def compact_recipes(config: DraftConfig, names: Collection[str] = ()) -> dict[str, Recipe]:
     """One recipe per parameter of `CompactDraft`; `names` decides nothing, the set of tensors is fixed."""
     shapes = tensor_shapes(config)
-    recipes = {parameter_path(name): Recipe(tensors={name: shape}) for name, shape in shapes.items()}
-    recipes[parameter_path("conf.w")] = Recipe(
-        tensors={"conf.w": shapes["conf.w"]}, assemble=lambda tensors: tensors[0][:, 0]
-    )
-    return recipes
+    return {parameter_path(name): Recipe(tensors={name: shape}) for name, shape in shapes.items()}
 
 
 def tensors_of(draft: CompactDraft) -> dict[str, Float[np.ndarray, "..."]]:

@@ -12,12 +12,13 @@ from jax.typing import DTypeLike
 
 from dspark_jax.architectures.drafting.block_draft import BlockDraft
 from dspark_jax.architectures.drafting.tables import DraftTables
-from dspark_jax.architectures.nn.attention.kv_cache import KVParams
+from dspark_jax.architectures.nn.attention.kv_params import KVParams
 from dspark_jax.speculators_common.errors import DSparkError
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig, LayerMask
 from dspark_jax.speculators_common.formats.draft_fields import MARKOV_HEAD_TYPES
 from dspark_jax.speculators_common.formats.rope.config import RopeConfig
 from dspark_jax.speculators_common.formats.size_limits import MAX_LAYERS
+from dspark_jax.speculators_common.numerics.platform import Platform
 
 
 class DSparkSpeculatorsDraft(BlockDraft):
@@ -61,6 +62,7 @@ class DSparkSpeculatorsDraft(BlockDraft):
         taps: Sequence[int] | None = None,
         rope: RopeConfig | None = None,
         tables: DraftTables | None = None,
+        platform: Platform | None = None,
         rngs: nnx.Rngs | None = None,
     ) -> None:
         """A draft with fresh parameters.
@@ -133,7 +135,7 @@ class DSparkSpeculatorsDraft(BlockDraft):
             family="speculators_dspark",
         )
         _check("taps", list(config.taps), config.num_taps == num_context_features, f"{num_context_features} entries")
-        super().__init__(config, dtype=dtype, tables=tables, rngs=rngs)
+        super().__init__(config, dtype=dtype, tables=tables, platform=platform, rngs=rngs)
         if kv_params is not None:
             expected = self.kv_params(kv_params.page_size)
             same = (kv_params.num_layers, kv_params.num_key_value_heads, kv_params.head_dim)
@@ -149,12 +151,13 @@ class DSparkSpeculatorsDraft(BlockDraft):
         *,
         dtype: DTypeLike = jnp.float32,
         tables: DraftTables | None = None,
+        platform: Platform | None = None,
         rngs: nnx.Rngs | None = None,
     ) -> DSparkSpeculatorsDraft:
         """The module for any `DraftConfig` of the Qwen3 style, parsed or filled in. Raises `DSparkError` for one that
         no such draft can have.
         """
-        draft = BlockDraft(config, dtype=dtype, tables=tables, rngs=rngs)
+        draft = BlockDraft(config, dtype=dtype, tables=tables, platform=platform, rngs=rngs)
         # The published arguments cannot say all that a config can (where windows are counted from, scales and caps of
         # logits), so they are passed by.
         object.__setattr__(draft, "__class__", cls)

@@ -25,10 +25,12 @@ def _mlp_recipes(config: DecoderConfig, layer: int, prefix: str) -> RecipeTable:
     experts = [f"{prefix}.mlp.experts.{expert}" for expert in range(config.num_experts)]
     return {
         "mlp.router.kernel": transposed(f"{prefix}.mlp.gate.weight", (config.num_experts, hidden)),
-        "mlp.gate_up": _stacked(
+        "mlp.gate_up.kernel": _stacked(
             {f"{expert}.{x}_proj.weight": (width, hidden) for expert in experts for x in ("gate", "up")}, per_expert=2
         ),
-        "mlp.down": _stacked({f"{expert}.down_proj.weight": (hidden, width) for expert in experts}, per_expert=1),
+        "mlp.down.kernel": _stacked(
+            {f"{expert}.down_proj.weight": (hidden, width) for expert in experts}, per_expert=1
+        ),
     }
 
 

@@ -14,7 +14,6 @@ import jax.numpy as jnp
 from flax import nnx
 
 from dspark_jax.architectures.drafting.tables import DraftTables
-from dspark_jax.architectures.nn.attention import reference as attention
 from dspark_jax.pipelines.checkpoints.loading import LoadedDraft, LoadedTarget
 from dspark_jax.pipelines.speculative.request import EngineOptions
 from dspark_jax.speculators_common.errors import RequestError
@@ -69,13 +68,14 @@ def load_choices(
     target: LoadedTarget, draft: LoadedDraft | None, options: EngineOptions, plan: KVPlan
 ) -> tuple[Choice, ...]:
     """Everything decided for this pair, in the order in which a reader wants it."""
+    params = target.module.kv_params(options.page_size)
     rows = f"{plan.num_rows} row{'s' if plan.num_rows > 1 else ''} of {plan.max_seq_len} positions"
     return (
         _choice("target", _model(target.module, target.config.architecture), str(target.checkpoint.path), "--target"),
         *(() if draft is None else _draft_choices(draft, options)),
-        _choice("dtype", jnp.dtype(target.module.kv_params(options.page_size).dtype).name, "", "--dtype"),
+        _choice("dtype", jnp.dtype(params.dtype).name, "", "--dtype"),
         _choice("kv_cache", f"{in_bytes(plan.num_bytes)} for {rows}", "", "--max-seq-len, --batch-size"),
-        _choice("attention", f"{attention.BACKEND} on {jax.default_backend()}"),
+        _choice("attention", f"{params.platform.attention} on {params.platform.name}"),
         _choice(
             "stop_ids",
             ", ".join(map(str, target.stop_ids)) or "none",

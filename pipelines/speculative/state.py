@@ -77,7 +77,7 @@ def empty_state(
     num_stop_ids: int,
 ) -> RoundState:
     """A batch of unused rows. Every leaf is a buffer of its own, as donation demands."""
-    num_pages = target_pages.keys[0].shape[0]
+    num_pages = target_pages.num_pages
 
     def zeros(*shape: int) -> Int32[Array, "..."]:
         return jnp.zeros(shape, jnp.int32)

@@ -93,7 +93,7 @@ def _verify(
         last = jnp.maximum(chunk.lengths - 1, 0)[:, None]
         index = jnp.where(chunk.is_prompt[:, None], last, jnp.arange(num_verified, dtype=jnp.int32)[None, :])
         wanted = jnp.take_along_axis(by_row, index[:, :, None], axis=1)
-    return argmax(target.compute_logits(wanted)), taps, cache.pages
+    return argmax(target.compute_logits(wanted), state.target_pages.platform.argmax), taps, cache.pages
 
 
 def _commit(
@@ -148,7 +148,7 @@ def _propose(
     base_logits = draft.compute_logits(hidden, target)
     drafts = draft.sample_draft_tokens(base_logits, state.anchor, hidden=hidden)
     finite = jnp.all(jnp.isfinite(hidden), axis=(1, 2)) & _kept_rows_finite(context, batch)
-    free_positions = state.page_table.shape[1] * cache.pages.keys[0].shape[2] - 1 - state.committed
+    free_positions = state.page_table.shape[1] * cache.pages.page_size - 1 - state.committed
     length = jnp.clip(free_positions, 0, config.num_speculative_tokens)
     confidence = draft.predict_confidence(hidden, state.anchor, drafts)
     if confidence is not None:
