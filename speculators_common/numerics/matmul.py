@@ -15,6 +15,8 @@ from jaxtyping import Array, Float, Shaped
 
 from dspark_jax.speculators_common.numerics.platform import Platform
 
+_FEW_INPUTS = 128
+
 
 class OutputMajorKernel(nnx.Param):
     """A kernel that is stored `[out, in]`, as checkpoints have it. A plain parameter is stored `[in, out]`."""
@@ -78,11 +80,10 @@ def _without_lone_row(rows: Float[Array, "n in"], platform: Platform) -> Float[A
 def _prefers_output_major(in_features: int, out_features: int, dtype: DTypeLike, platform: Platform) -> bool:
     """Which orientation streams faster for a few rows; `benchmarks/linear.py` measures it.
 
-    On XLA:CPU the two-row bfloat16 product gains a seventh from reading along the inputs unless there are more inputs
-    than outputs; the one-row float32 loop gains half as much again when there are. Other platforms lay operands out as
-    they like.
+    On XLA:CPU the two-row bfloat16 product gains a seventh from reading along the inputs unless these are few (the rank
+    of a small Markov head) or more than the outputs; the one-row float32 loop gains half as much again when they are
+    more. Other platforms lay operands out as they like.
     """
     if not platform.kernels_by_size:
         return False
-    more_inputs = in_features > out_features
-    return not more_inputs if dtype == jnp.bfloat16 else more_inputs
+    return _FEW_INPUTS <= in_features <= out_features if dtype == jnp.bfloat16 else in_features > out_features
