@@ -1,7 +1,7 @@
 """The parameters of a module as flat names, host arrays and named axes, however the platform has them stored.
 
 A kernel may lie `[out, in]` and rows may be uint16 bit patterns of bfloat16 values
-(`speculators_common/numerics/storage.py`); recipes speak of kernels `[in, out]` and of values.
+(`speculators_common/numerics/rows.py`); recipes speak of kernels `[in, out]` and of values.
 """
 
 from __future__ import annotations

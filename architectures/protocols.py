@@ -7,7 +7,9 @@ from typing import Any, Protocol, runtime_checkable
 from jaxtyping import Array, Float, Int32
 
 from dspark_jax.architectures.drafting.proposal import Proposal
-from dspark_jax.architectures.nn.attention.kv_cache import KVCache, KVParams
+from dspark_jax.architectures.nn.attention.block_context import BlockContext
+from dspark_jax.architectures.nn.attention.kv_cache import KVCache
+from dspark_jax.architectures.nn.attention.kv_params import KVParams
 from dspark_jax.architectures.nn.attention.ragged_batch import RaggedBatch
 from dspark_jax.architectures.target_config import TargetConfig
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig
@@ -15,7 +17,7 @@ from dspark_jax.speculators_common.formats.draft_config import DraftConfig
 
 @runtime_checkable
 class TableLender(Protocol):
-    """The target's tables, for drafts that bring none of their own."""
+    """A model whose tables a draft uses that brings none of its own: the target."""
 
     def embed_tokens(self, ids: Int32[Array, "*axes"]) -> Float[Array, "*axes H"]:
         """Embedding rows as stored: no scaling."""
@@ -75,10 +77,10 @@ class Draft(Protocol):
         ...
 
     def forward_block(
-        self, embeds: Float[Array, "B W d"], cache: KVCache, num_slots: int | None = None
+        self, embeds: Float[Array, "B W d"], context: BlockContext, num_slots: int | None = None
     ) -> Float[Array, "B Ws d"]:
         """Final-normed hidden states of the first `num_slots` slots (all by default); the anchor sits at position
-        `cache.lengths`. The block's own K/V is never stored.
+        `context.lengths`. The block's own K/V is never stored.
         """
         ...
 

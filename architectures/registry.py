@@ -31,7 +31,8 @@ class SupportedArchitecture:
     """Everything the pipeline needs to run one architecture.
 
     `parse_config(raw, file, overrides)` gives the family's frozen config (overrides are for drafts, `None` for
-    targets). `build(config, dtype=...)` constructs the module; it is only traced abstractly, so it may allocate.
+    targets). `build(config, dtype=..., platform=...)` constructs the module for a `Platform`; it is only traced
+    abstractly, so it may allocate.
     `recipes(config, names)` is the weight table for a checkpoint that holds the tensors `names`; `ignored` are tensor
     names that may be there without use; one that ends in `.*` stands for all names below it. `model_types` says which
     of the names a config means that names no architecture: `model_type` -> name. `write_config(config,

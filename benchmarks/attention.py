@@ -14,9 +14,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dspark_jax.architectures.nn.attention.kv_cache import KVCache, KVPages, KVParams
+from dspark_jax.architectures.nn.attention.kv_cache import KVCache, KVPages
+from dspark_jax.architectures.nn.attention.kv_params import KVParams
 from dspark_jax.architectures.nn.attention.ragged_batch import RaggedBatch
-from dspark_jax.architectures.nn.attention.reference import paged_attention
 from dspark_jax.pipelines.bench.probes import alternating_medians
 
 
@@ -38,7 +38,7 @@ def work(
             )
         elif part == "attend":
             total += jnp.sum(
-                paged_attention(query, cache, layer, batch, scale=query.shape[-1] ** -0.5).astype(jnp.float32)
+                cache.paged_attention(layer, query, batch, scale=query.shape[-1] ** -0.5).astype(jnp.float32)
             )
     return cache.pages, total
 

@@ -19,6 +19,7 @@ from dspark_jax.architectures.dspark_draft.model import DSparkSpeculatorsDraft
 from dspark_jax.architectures.nn.attention.kv_cache import KVCache, KVPages
 from dspark_jax.architectures.nn.attention.ragged_batch import RaggedBatch
 from dspark_jax.pipelines.speculative.acceptance import accept_greedy
+from dspark_jax.speculators_common.numerics.matmul import set_kernel_values
 
 VOCAB, WIDTH, LENGTH, BLOCK = 512, 64, 128, 5
 
@@ -79,7 +80,7 @@ def make_draft(model: Model) -> DSparkSpeculatorsDraft:
     assert draft.markov_head is not None
     assert draft.head is not None
     draft.markov_head.w1[...] = model.embed.embedding[...]
-    draft.markov_head.w2[...] = model.head.kernel[...]
+    set_kernel_values(draft.markov_head.w2.kernel, model.head.kernel[...])
     draft.head.kernel[...] = jnp.zeros_like(draft.head.kernel[...])
     return draft
 

@@ -16,9 +16,9 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from dspark_jax.architectures.decoder.layer_stack import run_layers
-from dspark_jax.architectures.nn.attention.kv_cache import KVCache, KVParams
+from dspark_jax.architectures.nn.attention.kv_cache import KVCache
+from dspark_jax.architectures.nn.attention.kv_params import KVParams
 from dspark_jax.architectures.nn.attention.ragged_batch import RaggedBatch
-from dspark_jax.architectures.nn.attention.reference import paged_attention
 from dspark_jax.architectures.nn.embedding import TokenEnds
 from dspark_jax.architectures.nn.mlp import GatedMLP
 from dspark_jax.architectures.nn.norms import RMSNorm
@@ -26,6 +26,7 @@ from dspark_jax.architectures.nn.rotary import Angles, rotary_angles, rotate
 from dspark_jax.speculators_common.formats.draft_config import Choice
 from dspark_jax.speculators_common.formats.rope.config import RopeConfig
 from dspark_jax.speculators_common.numerics.linear import Linear
+from dspark_jax.speculators_common.numerics.platform import Platform, default_platform
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,7 +63,9 @@ class DecoderConfig:
 class DecoderAttention(nnx.Module):
     """Grouped-query attention; q, k and v are one kernel, in that order."""
 
-    def __init__(self, config: DecoderConfig, layer: int, *, dtype: DTypeLike, rngs: nnx.Rngs) -> None:
+    def __init__(
+        self, config: DecoderConfig, layer: int, *, dtype: DTypeLike, platform: Platform, rngs: nnx.Rngs
+    ) -> None:
         self.layer = layer
         self.window = config.layer_windows[layer]
         self.num_heads, self.num_kv_heads, self.head_dim = (
@@ -72,9 +75,16 @@ class DecoderAttention(nnx.Module):
         )
         self.scale = (config.query_pre_attn_scalar or config.head_dim) ** -0.5
         width = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
-        self.qkv = Linear(config.hidden_size, width, bias=config.attention_bias, dtype=dtype, rngs=rngs)
+        self.qkv = Linear(
+            config.hidden_size, width, bias=config.attention_bias, dtype=dtype, platform=platform, rngs=rngs
+        )
         self.output = Linear(
-            self.num_heads * self.head_dim, config.hidden_size, bias=config.output_bias, dtype=dtype, rngs=rngs
+            self.num_heads * self.head_dim,
+            config.hidden_size,
+            bias=config.output_bias,
+            dtype=dtype,
+            platform=platform,
+            rngs=rngs,
         )
         self.query_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.use_qk_norm else None
         self.key_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.use_qk_norm else None
@@ -82,11 +92,11 @@ class DecoderAttention(nnx.Module):
     def __call__(
         self, x: Float[Array, "T H"], angles: Angles, batch: RaggedBatch, cache: KVCache
     ) -> tuple[Float[Array, "T H"], KVCache]:
-        heads = self.qkv.wide(x).reshape(x.shape[0], -1, self.head_dim)
+        heads = self.qkv.float32(x).reshape(x.shape[0], -1, self.head_dim)
         rotating, value = jnp.split(heads, [self.num_heads + self.num_kv_heads], axis=1)
         query, key = jnp.split(rotate(self._normed(rotating), angles), [self.num_heads], axis=1)
         cache = cache.write(self.layer, batch, key, value)
-        out = paged_attention(query, cache, self.layer, batch, scale=self.scale, window=self.window)
+        out = cache.paged_attention(self.layer, query, batch, scale=self.scale, window=self.window)
         return self.output(out.reshape(x.shape[0], -1)), cache
 
     def _normed(self, heads: Float[Array, "T NK hd"]) -> Float[Array, "T NK hd"]:
@@ -100,9 +110,18 @@ class DecoderAttention(nnx.Module):
 class DecoderLayer(nnx.Module):
     """`x += attention(norm(x)); x += mlp(norm(x))`."""
 
-    def __init__(self, config: DecoderConfig, layer: int, mlp: nnx.Module, *, dtype: DTypeLike, rngs: nnx.Rngs) -> None:
+    def __init__(
+        self,
+        config: DecoderConfig,
+        layer: int,
+        mlp: nnx.Module,
+        *,
+        dtype: DTypeLike,
+        platform: Platform,
+        rngs: nnx.Rngs,
+    ) -> None:
         self.input_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.attention = DecoderAttention(config, layer, dtype=dtype, rngs=rngs)
+        self.attention = DecoderAttention(config, layer, dtype=dtype, platform=platform, rngs=rngs)
         self.post_attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = mlp
 
@@ -119,19 +138,40 @@ class DecoderLayer(nnx.Module):
 class DenseDecoder(TokenEnds):
     """A `Target`: embedding, layers, final norm, head."""
 
-    def __init__(self, config: DecoderConfig, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs | None = None) -> None:
-        rngs = rngs or nnx.Rngs(0)
-        super().__init__(config.vocab_size, config.hidden_size, tied=config.tie_word_embeddings, dtype=dtype, rngs=rngs)
+    def __init__(
+        self,
+        config: DecoderConfig,
+        *,
+        dtype: DTypeLike = jnp.float32,
+        platform: Platform | None = None,
+        rngs: nnx.Rngs | None = None,
+    ) -> None:
+        platform, rngs = platform or default_platform(), rngs or nnx.Rngs(0)
+        super().__init__(
+            config.vocab_size,
+            config.hidden_size,
+            tied=config.tie_word_embeddings,
+            dtype=dtype,
+            platform=platform,
+            rngs=rngs,
+        )
         self.config = config
         self.layers = nnx.List(
-            DecoderLayer(config, layer, self.make_mlp(config, layer, rngs), dtype=dtype, rngs=rngs)
+            DecoderLayer(config, layer, self.make_mlp(config, layer, rngs), dtype=dtype, platform=platform, rngs=rngs)
             for layer in range(config.num_hidden_layers)
         )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def make_mlp(self, config: DecoderConfig, layer: int, rngs: nnx.Rngs) -> nnx.Module:
         """The feed-forward part of `layer`; families whose layers differ override it."""
-        return GatedMLP(config.hidden_size, config.intermediate_size, bias=config.mlp_bias, dtype=self.dtype, rngs=rngs)
+        return GatedMLP(
+            config.hidden_size,
+            config.intermediate_size,
+            bias=config.mlp_bias,
+            dtype=self.dtype,
+            platform=self.platform,
+            rngs=rngs,
+        )
 
     def kv_params(self, page_size: int) -> KVParams:
         """Geometry of the cache that `forward` writes."""
@@ -142,6 +182,7 @@ class DenseDecoder(TokenEnds):
             head_dim=config.head_dim,
             page_size=page_size,
             dtype=self.dtype,
+            platform=self.platform,
         )
 
     def forward(

@@ -16,11 +16,13 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int32
 
 from dspark_jax.architectures.drafting.block_layer import Angles, BlockLayer
-from dspark_jax.architectures.drafting.draft_chain import DraftChain, VocabTable, lent
+from dspark_jax.architectures.drafting.draft_chain import DraftChain, VocabTable, required_lender
 from dspark_jax.architectures.drafting.tables import DraftTables
-from dspark_jax.architectures.nn.attention.kv_cache import KVCache, KVParams
+from dspark_jax.architectures.nn.attention.block_context import BlockContext
+from dspark_jax.architectures.nn.attention.kv_cache import KVCache
+from dspark_jax.architectures.nn.attention.kv_params import KVParams
 from dspark_jax.architectures.nn.attention.ragged_batch import RaggedBatch
-from dspark_jax.architectures.nn.embedding import Head, TokenTable, soft_capped
+from dspark_jax.architectures.nn.embedding import TokenTable, soft_capped
 from dspark_jax.architectures.nn.norms import RMSNorm
 from dspark_jax.architectures.nn.rotary import rotary_angles
 from dspark_jax.architectures.protocols import TableLender
@@ -29,6 +31,7 @@ from dspark_jax.speculators_common.formats.draft_config import DraftConfig, Draf
 from dspark_jax.speculators_common.heads.confidence_head import ConfidenceHead
 from dspark_jax.speculators_common.heads.markov_head import make_markov_head
 from dspark_jax.speculators_common.numerics.linear import Linear
+from dspark_jax.speculators_common.numerics.platform import Platform, default_platform
 
 
 class BlockDraft(DraftChain):
@@ -47,26 +50,35 @@ class BlockDraft(DraftChain):
         *,
         dtype: DTypeLike = jnp.float32,
         tables: DraftTables | None = None,
+        platform: Platform | None = None,
         rngs: nnx.Rngs | None = None,
     ) -> None:
         check_block_draft(config, config.source or type(self).__name__, style=self.style)
+        self.platform = platform = platform or default_platform()
         rngs = rngs or nnx.Rngs(0)
         self.config, self.tables, self.dtype = config, tables or DraftTables(), jnp.dtype(dtype)
         hidden = config.hidden_size
         self.table = (
-            TokenTable(config.vocab_size, hidden, dtype=dtype, rngs=rngs) if self.tables.embed_tokens == "own" else None
+            TokenTable(config.vocab_size, hidden, dtype=dtype, platform=platform, rngs=rngs)
+            if self.tables.embed_tokens == "own"
+            else None
         )
-        self.fc = Linear(config.num_taps * config.target_hidden_size, hidden, dtype=dtype, rngs=rngs)
+        self.fc = Linear(config.num_taps * config.target_hidden_size, hidden, dtype=dtype, platform=platform, rngs=rngs)
         self.hidden_norm = RMSNorm(hidden, config.rms_norm_eps)
         self.layers = nnx.List(
-            self.layer_type(config, layer, dtype=dtype, rngs=rngs) for layer in range(config.num_hidden_layers)
+            self.layer_type(config, layer, dtype=dtype, platform=platform, rngs=rngs)
+            for layer in range(config.num_hidden_layers)
         )
         self.norm = RMSNorm(hidden, config.rms_norm_eps)
         self.head = (
-            None if self.tables.lm_head == "target" else Head(config.num_draft_ids, hidden, dtype=dtype, rngs=rngs)
+            None
+            if self.tables.lm_head == "target"
+            else Linear(hidden, config.num_draft_ids, dtype=dtype, platform=platform, rngs=rngs)
         )
-        self.markov_head = make_markov_head(config, dtype=dtype, rngs=rngs)
-        self.confidence_head = ConfidenceHead(config, rngs=rngs) if config.enable_confidence_head else None
+        self.markov_head = make_markov_head(config, dtype=dtype, platform=platform, rngs=rngs)
+        self.confidence_head = (
+            ConfidenceHead(config, platform=platform, rngs=rngs) if config.enable_confidence_head else None
+        )
         self.draft_to_target = (
             VocabTable(jnp.arange(config.num_draft_ids, dtype=jnp.int32)) if config.is_pruned else None
         )
@@ -90,11 +102,12 @@ class BlockDraft(DraftChain):
             head_dim=config.head_dim,
             page_size=page_size,
             dtype=self.dtype,
+            platform=self.platform,
         )
 
     def project_target_hidden(self, taps: Float[Array, "*axes mH"]) -> Float[Array, "*axes d"]:
         """Context features `hidden_norm(fc(taps))`; they feed context K/V only."""
-        return self.hidden_norm(self.fc.wide(taps))
+        return self.hidden_norm(self.fc.float32(taps))
 
     def materialize_kv(self, context: Float[Array, "T d"], batch: RaggedBatch, cache: KVCache) -> KVCache:
         """Store each layer's context K/V at the absolute positions of `batch`; inert tokens store nothing.
@@ -110,7 +123,7 @@ class BlockDraft(DraftChain):
         """Embedding rows of `[anchor, mask, mask, ...]`, scaled where the format says so; float32: the block's residual
         stream.
         """
-        embed = self.table if self.table is not None else lent(lender, "embed_tokens").embed_tokens
+        embed = self.table if self.table is not None else required_lender(lender, "embed_tokens").embed_tokens
         assert self.config.mask_token_id is not None
         ids = jnp.concatenate(
             [anchor[:, None], jnp.full((anchor.shape[0], 1), self.config.mask_token_id, jnp.int32)], axis=1
@@ -122,24 +135,24 @@ class BlockDraft(DraftChain):
         return jnp.concatenate([rows[:, :1], masks], axis=1)
 
     def forward_block(
-        self, embeds: Float[Array, "B W d"], cache: KVCache, num_slots: int | None = None
+        self, embeds: Float[Array, "B W d"], context: BlockContext, num_slots: int | None = None
     ) -> Float[Array, "B Ws d"]:
-        """Final-normed hidden states of the first `num_slots` slots; slot k stands at position `cache.lengths + k`.
+        """Final-normed hidden states of the first `num_slots` slots; slot k stands at position `context.lengths + k`.
 
         All W slots always run: in a bidirectional block every slot sees every other. Only the last layer's queries are
         cut.
         """
-        width, angles = embeds.shape[1], self.block_angles(cache)
+        width, angles = embeds.shape[1], self.block_angles(context)
         x = embeds
         for index, layer in enumerate(self.layers):
             last = index == len(self.layers) - 1
             with jax.named_scope(f"draft_layer{index}"):
-                x = layer(x, angles, cache, (num_slots or width) if last else width)
+                x = layer(x, angles, context, (num_slots or width) if last else width)
         return self.norm(x)
 
-    def block_angles(self, cache: KVCache) -> Angles:
-        """Rotation of the slots: slot k stands at position `cache.lengths + k`."""
-        positions = cache.lengths[:, None] + jnp.arange(self.config.block_size, dtype=jnp.int32)[None, :]
+    def block_angles(self, context: BlockContext) -> Angles:
+        """Rotation of the slots: slot k stands at position `context.lengths + k`."""
+        positions = context.lengths[:, None] + jnp.arange(self.config.block_size, dtype=jnp.int32)[None, :]
         return rotary_angles(positions, self.config.rope)
 
     def compute_logits(
@@ -150,7 +163,7 @@ class BlockDraft(DraftChain):
 
         Fill-in drafts drop slot 0.
         """
-        head = self.head if self.head is not None else lent(lender, "lm_head").lm_head
+        head = self.head.float32 if self.head is not None else required_lender(lender, "lm_head").lm_head
         logits = head(self._drafting(hidden))
         if self.config.output_multiplier != 1:
             logits = logits * self.config.output_multiplier

@@ -17,7 +17,6 @@ from dspark_jax.speculators_common.formats.recipes import (
     constant,
     copied,
     joined_biases,
-    reshaped,
     stacked_columns,
     transposed,
 )
@@ -110,7 +109,7 @@ def _markov_recipes(config: DraftConfig) -> dict[str, Recipe]:
     rank, hidden = config.markov_rank, config.hidden_size
     recipes = {
         "markov_head.w1": copied("markov_head.markov_w1.weight", (config.vocab_size, rank), axes=("vocab", "rank")),
-        "markov_head.w2": _onto_draft_ids(config, "markov_head.markov_w2.weight", rank, axis="rank"),
+        "markov_head.w2.kernel": _onto_draft_ids(config, "markov_head.markov_w2.weight", rank, axis="rank"),
     }
     if config.markov_head_type == "gated":
         recipes["markov_head.gate.kernel"] = transposed(
@@ -133,8 +132,8 @@ def _confidence_recipes(config: DraftConfig, names: Collection[str]) -> dict[str
     if "confidence_head.proj.bias" not in names:
         bias = constant(np.zeros((1,), np.float32), axes=(None,))
     return {
-        "confidence_head.kernel": reshaped("confidence_head.proj.weight", (1, width), (width,), axes=(None,)),
-        "confidence_head.bias": bias,
+        "confidence_head.projection.kernel": transposed("confidence_head.proj.weight", (1, width), axes=(None, None)),
+        "confidence_head.projection.bias": bias,
     }
 
 

@@ -7,10 +7,8 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32
 
-from dspark_jax.architectures.nn.attention.kv_cache import KVCache, KVPages
-from dspark_jax.speculators_common.numerics.storage import encode_rows, row_storage_dtype
-
-ContextKV = tuple[tuple[Float[Array, "B K L hd"], Float[Array, "B K L hd"]], ...]
+from dspark_jax.architectures.nn.attention.block_context import ContextKV, DenseContext
+from dspark_jax.speculators_common.numerics.platform import SoftmaxForm
 
 
 class DraftRows(NamedTuple):
@@ -22,11 +20,7 @@ class DraftRows(NamedTuple):
     base_logits: Float[Array, "B D Vd"]  # before the Markov bias
 
 
-def dense_cache(context_kv: ContextKV, lengths: Int32[Array, "B"]) -> KVCache:
-    """Dense lines as pages of their own length: row b owns page b and sees its first `lengths[b]` places."""
-    storage = row_storage_dtype(context_kv[0][0].dtype)
-    pages = KVPages(
-        keys=tuple(encode_rows(keys, storage) for keys, _ in context_kv),
-        values=tuple(encode_rows(values, storage) for _, values in context_kv),
-    )
-    return KVCache(pages=pages, page_table=jnp.arange(lengths.shape[0], dtype=jnp.int32)[:, None], lengths=lengths)
+def context_lines(context_kv: ContextKV, lengths: Int32[Array, "B"], softmax: SoftmaxForm) -> DenseContext:
+    """Lines that begin at position 0, of which row b sees the first `lengths[b]` places."""
+    positions = jnp.arange(context_kv[0][0].shape[2], dtype=jnp.int32)[None]
+    return DenseContext(keys_values=context_kv, positions=positions, lengths=lengths, softmax=softmax)

@@ -16,6 +16,7 @@ from dspark_jax.speculators_common.formats.draft_config import DraftConfig
 from dspark_jax.speculators_common.heads.confidence_head import ConfidenceHead, confident_length
 from dspark_jax.speculators_common.heads.markov_head import MarkovHead
 from dspark_jax.speculators_common.numerics.argmax import argmax
+from dspark_jax.speculators_common.numerics.platform import Platform
 
 Sampler = Callable[[Float[Array, "B Vd"], int], Int32[Array, "B"]]
 
@@ -31,6 +32,7 @@ class DraftChain(nnx.Module):
     """
 
     config: DraftConfig
+    platform: Platform
     markov_head: MarkovHead | None
     confidence_head: ConfidenceHead | None
     draft_to_target: VocabTable | None
@@ -59,7 +61,7 @@ class DraftChain(nnx.Module):
         hidden: Float[Array, "B Ws d"] | None = None,
     ) -> tuple[Int32[Array, "B Ds"], Float[Array, "B Ds Vd"]]:
         """`sample_draft_tokens`, and the corrected logits each draft was chosen from."""
-        pick = sampler or (lambda logits, slot: argmax(logits))
+        pick = sampler or (lambda logits, slot: argmax(logits, self.platform.argmax))
         head = self.markov_head
         if head is not None and head.needs_hidden and hidden is None:
             raise ValueError(
@@ -156,8 +158,10 @@ class DraftChain(nnx.Module):
         return draft_ids if self.draft_to_target is None else self.draft_to_target[...][draft_ids]
 
 
-def lent(lender: TableLender | None, what: str) -> TableLender:
-    """The lender, for a draft that cannot do without its `what`."""
+def required_lender(lender: TableLender | None, what: str) -> TableLender:
+    """The target whose tables a draft uses, for a draft that has no `what` of its own. Raises `ValueError` if it was
+    not handed in.
+    """
     if lender is None:
         raise ValueError(f"this draft brings no {what} of its own: pass the target as lender")
     return lender

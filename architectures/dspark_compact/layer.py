@@ -7,14 +7,14 @@ from __future__ import annotations
 import jax
 from flax import nnx
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
-from dspark_jax.architectures.nn.attention.kv_cache import KVCache
-from dspark_jax.architectures.nn.attention.reference import block_attention, dense_block_attention
+from dspark_jax.architectures.nn.attention.block_context import BlockContext
 from dspark_jax.architectures.nn.mlp import gelu_tanh
 from dspark_jax.architectures.nn.norms import RMSNorm
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig
 from dspark_jax.speculators_common.numerics.linear import Linear
+from dspark_jax.speculators_common.numerics.platform import Platform
 
 
 class CompactLayer(nnx.Module):
@@ -24,16 +24,19 @@ class CompactLayer(nnx.Module):
     Every kernel is one tensor of the file, so that a draft is saved as it is.
     """
 
-    def __init__(self, config: DraftConfig, layer: int, *, dtype: DTypeLike, rngs: nnx.Rngs) -> None:
+    def __init__(
+        self, config: DraftConfig, layer: int, *, dtype: DTypeLike, platform: Platform, rngs: nnx.Rngs
+    ) -> None:
         hidden, width = config.hidden_size, config.intermediate_size
-        self.layer, self.mask, self.head_dim = layer, config.layers[layer], config.head_dim
+        self.layer, self.mask, self.origin = layer, config.layers[layer], config.window_origin
+        self.head_dim = config.head_dim
         self.attention_norm = RMSNorm(hidden, config.rms_norm_eps)
         self.query, self.key, self.value, self.output = (
-            Linear(hidden, hidden, dtype=dtype, rngs=rngs) for _ in range(4)
+            Linear(hidden, hidden, dtype=dtype, platform=platform, rngs=rngs) for _ in range(4)
         )
         self.feed_forward_norm = RMSNorm(hidden, config.rms_norm_eps)
-        self.gate, self.up = (Linear(hidden, width, dtype=dtype, rngs=rngs) for _ in range(2))
-        self.down = Linear(width, hidden, dtype=dtype, rngs=rngs)
+        self.gate, self.up = (Linear(hidden, width, dtype=dtype, platform=platform, rngs=rngs) for _ in range(2))
+        self.down = Linear(width, hidden, dtype=dtype, platform=platform, rngs=rngs)
 
     def context_keys_values(
         self, context: Float[Array, "*axes d"]
@@ -41,27 +44,16 @@ class CompactLayer(nnx.Module):
         """Keys and values of context features: of their own row only, without a position."""
         return self._keys_values(self.attention_norm(context))
 
-    def __call__(self, x: Float[Array, "B W d"], cache: KVCache, num_queries: int) -> Float[Array, "B Wq d"]:
+    def __call__(self, x: Float[Array, "B W d"], context: BlockContext, num_queries: int) -> Float[Array, "B Wq d"]:
         """The first `num_queries` slots after this layer; all slots are keys."""
         with jax.named_scope("attention"):
             normed = self.attention_norm(x)
             query, (keys, values) = self._heads(self.query(normed[:, :num_queries])), self._keys_values(normed)
-            attended = block_attention(
-                query, keys, values, cache, self.layer, mask=self.mask, origin="anchor", scale=self.head_dim**-0.5
+            attended = context.block_attention(
+                self.layer, query, keys, values, mask=self.mask, origin=self.origin, scale=self.head_dim**-0.5
             )
             x = x[:, :num_queries] + self.output(attended.reshape(*attended.shape[:2], -1))
         return self._fed_forward(x)
-
-    def dense(
-        self, x: Float[Array, "A W d"], context: Float[Array, "A L d"], seen_context: Bool[Array, "A L"]
-    ) -> Float[Array, "A W d"]:
-        """The same over context features at hand, as in training."""
-        normed = self.attention_norm(x)
-        query, (keys, values) = self._heads(self.query(normed)), self._keys_values(normed)
-        attended = dense_block_attention(
-            query, keys, values, *self.context_keys_values(context), seen_context, scale=self.head_dim**-0.5
-        )
-        return self._fed_forward(x + self.output(attended.reshape(*attended.shape[:2], -1)))
 
     def _keys_values(
         self, normed: Float[Array, "*axes d"]

@@ -17,12 +17,14 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int32
 
-from dspark_jax.architectures.drafting.dense_rows import ContextKV, DraftRows, dense_cache
-from dspark_jax.architectures.drafting.draft_chain import DraftChain, Sampler, lent
+from dspark_jax.architectures.drafting.dense_rows import DraftRows, context_lines
+from dspark_jax.architectures.drafting.draft_chain import DraftChain, Sampler, required_lender
 from dspark_jax.architectures.drafting.tables import DraftTables
 from dspark_jax.architectures.dspark_compact.layer import CompactLayer
-from dspark_jax.architectures.nn.attention.kv_cache import KVCache, KVParams
-from dspark_jax.architectures.nn.attention.ragged_batch import RaggedBatch
+from dspark_jax.architectures.nn.attention.block_context import BlockContext, ContextKV, DenseContext
+from dspark_jax.architectures.nn.attention.kv_cache import KVCache
+from dspark_jax.architectures.nn.attention.kv_params import KVParams
+from dspark_jax.architectures.nn.attention.ragged_batch import PADDING_POSITION, RaggedBatch
 from dspark_jax.architectures.nn.norms import RMSNorm
 from dspark_jax.architectures.protocols import TableLender
 from dspark_jax.speculators_common.errors import RequestError
@@ -30,6 +32,7 @@ from dspark_jax.speculators_common.formats.draft_config import DraftConfig
 from dspark_jax.speculators_common.heads.confidence_head import ConfidenceHead, confident_length_after_first
 from dspark_jax.speculators_common.heads.markov_head import make_markov_head
 from dspark_jax.speculators_common.numerics.linear import Linear
+from dspark_jax.speculators_common.numerics.platform import Platform, default_platform
 
 NEVER = -1.0  # a threshold that no confidence is below
 
@@ -46,24 +49,29 @@ class CompactDraft(DraftChain):
         *,
         dtype: DTypeLike = jnp.float32,
         tables: DraftTables | None = None,
+        platform: Platform | None = None,
         rngs: nnx.Rngs | None = None,
     ) -> None:
+        self.platform = platform = platform or default_platform()
         rngs = rngs or nnx.Rngs(0)
         self.config, self.dtype = config, jnp.dtype(dtype)
         self.tables = tables or DraftTables(embed_tokens="target", lm_head="target")
         hidden, target_hidden, epsilon = config.hidden_size, config.target_hidden_size, config.rms_norm_eps
-        self.context_projection = Linear(config.num_taps * target_hidden, hidden, dtype=dtype, rngs=rngs)
+        self.context_projection = Linear(
+            config.num_taps * target_hidden, hidden, dtype=dtype, platform=platform, rngs=rngs
+        )
         self.context_norm = RMSNorm(hidden, epsilon)
-        self.token_projection = Linear(target_hidden, hidden, dtype=dtype, rngs=rngs)
+        self.token_projection = Linear(target_hidden, hidden, dtype=dtype, platform=platform, rngs=rngs)
         self.mask_rows = nnx.Param(0.02 * jax.random.normal(rngs.params(), (config.block_size - 1, hidden), dtype))
         self.slot_rows = nnx.Param(0.02 * jax.random.normal(rngs.params(), (config.block_size, hidden), dtype))
         self.layers = nnx.List(
-            CompactLayer(config, layer, dtype=dtype, rngs=rngs) for layer in range(config.num_hidden_layers)
+            CompactLayer(config, layer, dtype=dtype, platform=platform, rngs=rngs)
+            for layer in range(config.num_hidden_layers)
         )
         self.norm = RMSNorm(hidden, epsilon)
-        self.output_projection = Linear(hidden, target_hidden, dtype=dtype, rngs=rngs)
-        self.markov_head = make_markov_head(config, dtype=dtype, rngs=rngs)
-        self.confidence_head = ConfidenceHead(config, rngs=rngs)
+        self.output_projection = Linear(hidden, target_hidden, dtype=dtype, platform=platform, rngs=rngs)
+        self.markov_head = make_markov_head(config, dtype=dtype, platform=platform, rngs=rngs)
+        self.confidence_head = ConfidenceHead(config, platform=platform, rngs=rngs)
         self.draft_to_target = None
 
     @property
@@ -85,11 +93,12 @@ class CompactDraft(DraftChain):
             head_dim=config.head_dim,
             page_size=page_size,
             dtype=self.dtype,
+            platform=self.platform,
         )
 
     def project_target_hidden(self, taps: Float[Array, "*axes mH"]) -> Float[Array, "*axes d"]:
         """Context features; every layer norms them once more."""
-        return self.context_norm(self.context_projection.wide(taps))
+        return self.context_norm(self.context_projection.float32(taps))
 
     def materialize_kv(self, context: Float[Array, "T d"], batch: RaggedBatch, cache: KVCache) -> KVCache:
         """Store each layer's context K/V; the position only says where."""
@@ -101,12 +110,12 @@ class CompactDraft(DraftChain):
         """The anchor's raw row of the target's table, projected, and a learned row for each other slot; float32: the
         block's residual stream.
         """
-        return self._block_input(lent(lender, "embed_tokens").embed_tokens(anchor))
+        return self._block_input(required_lender(lender, "embed_tokens").embed_tokens(anchor))
 
     def forward_block(
-        self, embeds: Float[Array, "B W d"], cache: KVCache, num_slots: int | None = None
+        self, embeds: Float[Array, "B W d"], context: BlockContext, num_slots: int | None = None
     ) -> Float[Array, "B Ws d"]:
-        """Final-normed hidden states of the first `num_slots` slots; the context is the first `cache.lengths` rows.
+        """Final-normed hidden states of the first `num_slots` slots; the anchor sits at position `context.lengths`.
 
         All W slots always run. Only the last layer's queries are cut.
         """
@@ -114,14 +123,14 @@ class CompactDraft(DraftChain):
         for index, layer in enumerate(self.layers):
             last = index == len(self.layers) - 1
             with jax.named_scope(f"draft_layer{index}"):
-                x = layer(x, cache, (num_slots or width) if last else width)
+                x = layer(x, context, (num_slots or width) if last else width)
         return self.norm(x)
 
     def compute_logits(
         self, hidden: Float[Array, "B Ws d"], lender: TableLender | None = None
     ) -> Float[Array, "B Ws V"]:
         """Base logits, float32: the target's head with its soft-cap and without its final norm."""
-        return lent(lender, "lm_head").compute_logits(self.output_projection(hidden))
+        return required_lender(lender, "lm_head").compute_logits(self.output_projection(hidden))
 
     def proposal_length(self, confidence: Float[Array, "B Ds"], threshold: Float[Array, "B"]) -> Int32[Array, "B"]:
         """Drafts to verify, at least one. A row's own `threshold` holds for all slots; 0 means those stored with the
@@ -157,12 +166,18 @@ class CompactDraft(DraftChain):
         anchor_embedding: Float[Array, "A H"],
     ) -> Float[Array, "A W d"]:
         """Final-normed hidden states of every slot; see `forward_train`."""
-        context = self.project_target_hidden(taps)
-        seen = jnp.ones(taps.shape[:2], bool) if context_mask is None else context_mask
-        x = self._block_input(anchor_embedding)
-        for layer in self.layers:
-            x = layer.dense(x, context, seen)
-        return self.norm(x)
+        anchors, length, _ = taps.shape
+        # Row i of `length` rows that end right before the anchor: position i, with the anchor at `length`.
+        positions = jnp.arange(length, dtype=jnp.int32)[None]
+        if context_mask is not None:
+            positions = jnp.where(context_mask, positions, PADDING_POSITION)
+        context = DenseContext(
+            keys_values=self.project_context_rows(taps),
+            positions=positions,
+            lengths=jnp.full((anchors,), length, jnp.int32),
+            softmax=self.platform.softmax,
+        )
+        return self.forward_block(self._block_input(anchor_embedding), context)
 
     def project_context_rows(self, taps: Float[Array, "B L mH"]) -> ContextKV:
         """Per layer K and V of context rows, `[B, N, L, hd]`; without positions."""
@@ -195,7 +210,8 @@ class CompactDraft(DraftChain):
         if isinstance(thresholds, str):
             thresholds = None if self.config.thresholds is None else self.config.thresholds.values
         limits = effective_thresholds(thresholds, min_confidence, self.config.block_size)[:steps]
-        hidden = self.forward_block(self.embed_block(anchors, lender), dense_cache(context_kv, context_lengths), steps)
+        context = context_lines(context_kv, context_lengths, self.platform.softmax)
+        hidden = self.forward_block(self.embed_block(anchors, lender), context, steps)
         base_logits = self.compute_logits(hidden, lender)
         tokens = self.sample_draft_tokens(base_logits, anchors, sampler, hidden=hidden)
         logits = self.predict_confidence(hidden, anchors, tokens)
@@ -204,7 +220,7 @@ class CompactDraft(DraftChain):
         return DraftRows(tokens, jax.nn.sigmoid(logits), lengths, base_logits)
 
     def _block_input(self, anchor_rows: Float[Array, "B H"]) -> Float[Array, "B W d"]:
-        first = self.token_projection.wide(anchor_rows)[:, None]
+        first = self.token_projection.float32(anchor_rows)[:, None]
         masked = jnp.broadcast_to(
             self.mask_rows[...].astype(jnp.float32)[None], (first.shape[0], *self.mask_rows.shape)
         )

@@ -11,7 +11,7 @@ from dspark_jax.architectures.dspark_compact.model import CompactDraft
 from dspark_jax.architectures.module_saving import module_tensors
 from dspark_jax.speculators_common.formats.compact.format import tensor_shapes
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig
-from dspark_jax.speculators_common.formats.recipes import Axes, Recipe, reshaped
+from dspark_jax.speculators_common.formats.recipes import Axes, Recipe, copied
 
 _LAYER_PATHS = {
     "attn_norm": "attention_norm.weight",
@@ -33,12 +33,12 @@ _PATHS = {
     "out_norm": "norm.weight",
     "out_proj": "output_projection.kernel",
     "markov.w1": "markov_head.w1",
-    "markov.w2": "markov_head.w2",
-    "conf.w": "confidence_head.kernel",
-    "conf.b": "confidence_head.bias",
-    "rnn.wH": "markov_head.transition",
-    "rnn.bH": "markov_head.transition_bias",
-    "rnn.wO": "markov_head.output",
+    "markov.w2": "markov_head.w2.kernel",
+    "conf.w": "confidence_head.projection.kernel",
+    "conf.b": "confidence_head.projection.bias",
+    "rnn.wH": "markov_head.transition.kernel",
+    "rnn.bH": "markov_head.transition.bias",
+    "rnn.wO": "markov_head.output.kernel",
 }
 _AXES: dict[str, Axes] = {
     "attn_norm": ("hidden",),
@@ -79,9 +79,8 @@ def compact_recipes(config: DraftConfig, names: Collection[str] = ()) -> dict[st
     """One recipe per parameter of `CompactDraft`; `names` decides nothing, the set of tensors is fixed."""
     recipes = {}
     for name, stored in tensor_shapes(config).items():
-        shape = stored[:1] if name == "conf.w" else stored
         axes = _AXES[name.rsplit(".", 1)[-1] if name.startswith("bb.") else name]
-        recipes[parameter_path(name)] = reshaped(name, stored, shape, axes=axes)
+        recipes[parameter_path(name)] = copied(name, stored, axes=axes)
     return recipes
 
 

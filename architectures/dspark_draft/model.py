@@ -12,13 +12,14 @@ from jax.typing import DTypeLike
 
 from dspark_jax.architectures.drafting.block_draft import BlockDraft
 from dspark_jax.architectures.drafting.tables import DraftTables
-from dspark_jax.architectures.nn.attention.kv_cache import KVParams
+from dspark_jax.architectures.nn.attention.kv_params import KVParams
 from dspark_jax.speculators_common.errors import DSparkError
 from dspark_jax.speculators_common.formats.draft_checks import check_block_draft
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig, LayerMask
 from dspark_jax.speculators_common.formats.draft_fields import MARKOV_HEAD_TYPES
 from dspark_jax.speculators_common.formats.rope.config import RopeConfig
 from dspark_jax.speculators_common.formats.size_limits import MAX_LAYERS
+from dspark_jax.speculators_common.numerics.platform import Platform
 
 
 class DSparkSpeculatorsDraft(BlockDraft):
@@ -63,6 +64,7 @@ class DSparkSpeculatorsDraft(BlockDraft):
         rope: RopeConfig | None = None,
         config: DraftConfig | None = None,
         tables: DraftTables | None = None,
+        platform: Platform | None = None,
         rngs: nnx.Rngs | None = None,
     ) -> None:
         """A draft with fresh parameters.
@@ -154,7 +156,7 @@ class DSparkSpeculatorsDraft(BlockDraft):
             _check(
                 "taps", list(config.taps), config.num_taps == num_context_features, f"{num_context_features} entries"
             )
-        super().__init__(config, dtype=dtype, tables=tables, rngs=rngs)
+        super().__init__(config, dtype=dtype, tables=tables, platform=platform, rngs=rngs)
         if kv_params is not None:
             expected = self.kv_params(kv_params.page_size)
             same = (kv_params.num_layers, kv_params.num_key_value_heads, kv_params.head_dim)
@@ -170,13 +172,14 @@ class DSparkSpeculatorsDraft(BlockDraft):
         *,
         dtype: DTypeLike = jnp.float32,
         tables: DraftTables | None = None,
+        platform: Platform | None = None,
         rngs: nnx.Rngs | None = None,
     ) -> DSparkSpeculatorsDraft:
         """The module for any `DraftConfig` of the Qwen3 style, parsed or filled in. Raises `DSparkError` for one that
         no such draft can have.
         """
         check_block_draft(config, config.source or cls.__name__, style=cls.style)
-        return cls(**_arguments(config), config=config, dtype=dtype, tables=tables, rngs=rngs)
+        return cls(**_arguments(config), config=config, dtype=dtype, tables=tables, platform=platform, rngs=rngs)
 
 
 def _arguments(config: DraftConfig) -> dict[str, Any]:

@@ -15,26 +15,32 @@ from jaxtyping import Array, Float
 from dspark_jax.architectures.decoder.dense import DecoderAttention
 from dspark_jax.architectures.decoder.layer_stack import run_layers
 from dspark_jax.architectures.gemma3.config import Gemma3Config
-from dspark_jax.architectures.nn.attention.kv_cache import KVCache, KVParams
+from dspark_jax.architectures.nn.attention.kv_cache import KVCache
+from dspark_jax.architectures.nn.attention.kv_params import KVParams
 from dspark_jax.architectures.nn.attention.ragged_batch import RaggedBatch
 from dspark_jax.architectures.nn.embedding import TokenEnds, soft_capped
 from dspark_jax.architectures.nn.mlp import GatedMLP
 from dspark_jax.architectures.nn.norms import RMSNorm
 from dspark_jax.architectures.nn.rotary import Angles, rotary_angles
+from dspark_jax.speculators_common.numerics.platform import Platform, default_platform
 
 
 class Gemma3Layer(nnx.Module):
     """`x += norm(attention(norm(x))); x += norm(mlp(norm(x)))`."""
 
-    def __init__(self, config: Gemma3Config, layer: int, *, dtype: DTypeLike, rngs: nnx.Rngs) -> None:
+    def __init__(
+        self, config: Gemma3Config, layer: int, *, dtype: DTypeLike, platform: Platform, rngs: nnx.Rngs
+    ) -> None:
         hidden, epsilon = config.hidden_size, config.rms_norm_eps
         self.input_norm = _norm(hidden, epsilon)
-        self.attention = DecoderAttention(config, layer, dtype=dtype, rngs=rngs)
+        self.attention = DecoderAttention(config, layer, dtype=dtype, platform=platform, rngs=rngs)
         self.attention.query_norm = _norm(config.head_dim, epsilon)
         self.attention.key_norm = _norm(config.head_dim, epsilon)
         self.post_attention_norm = _norm(hidden, epsilon)
         self.pre_feedforward_norm = _norm(hidden, epsilon)
-        self.mlp = GatedMLP(hidden, config.intermediate_size, activation="gelu_pytorch_tanh", dtype=dtype, rngs=rngs)
+        self.mlp = GatedMLP(
+            hidden, config.intermediate_size, activation="gelu_pytorch_tanh", dtype=dtype, platform=platform, rngs=rngs
+        )
         self.post_feedforward_norm = _norm(hidden, epsilon)
 
     def __call__(
@@ -52,12 +58,27 @@ class Gemma3Decoder(TokenEnds):
     hidden size.
     """
 
-    def __init__(self, config: Gemma3Config, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs | None = None) -> None:
-        rngs = rngs or nnx.Rngs(0)
-        super().__init__(config.vocab_size, config.hidden_size, tied=config.tie_word_embeddings, dtype=dtype, rngs=rngs)
+    def __init__(
+        self,
+        config: Gemma3Config,
+        *,
+        dtype: DTypeLike = jnp.float32,
+        platform: Platform | None = None,
+        rngs: nnx.Rngs | None = None,
+    ) -> None:
+        platform, rngs = platform or default_platform(), rngs or nnx.Rngs(0)
+        super().__init__(
+            config.vocab_size,
+            config.hidden_size,
+            tied=config.tie_word_embeddings,
+            dtype=dtype,
+            platform=platform,
+            rngs=rngs,
+        )
         self.config = config
         self.layers = nnx.List(
-            Gemma3Layer(config, layer, dtype=dtype, rngs=rngs) for layer in range(config.num_hidden_layers)
+            Gemma3Layer(config, layer, dtype=dtype, platform=platform, rngs=rngs)
+            for layer in range(config.num_hidden_layers)
         )
         self.norm = _norm(config.hidden_size, config.rms_norm_eps)
 
@@ -70,6 +91,7 @@ class Gemma3Decoder(TokenEnds):
             head_dim=config.head_dim,
             page_size=page_size,
             dtype=self.dtype,
+            platform=self.platform,
         )
 
     def forward(

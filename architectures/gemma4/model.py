@@ -14,11 +14,13 @@ from jaxtyping import Array, Float
 from dspark_jax.architectures.decoder.layer_stack import run_layers
 from dspark_jax.architectures.gemma4.config import Gemma4Config
 from dspark_jax.architectures.gemma4.layer import Gemma4Layer, PerLayerInputs
-from dspark_jax.architectures.nn.attention.kv_cache import KVCache, KVParams
+from dspark_jax.architectures.nn.attention.kv_cache import KVCache
+from dspark_jax.architectures.nn.attention.kv_params import KVParams
 from dspark_jax.architectures.nn.attention.ragged_batch import RaggedBatch
 from dspark_jax.architectures.nn.embedding import TokenEnds, soft_capped
 from dspark_jax.architectures.nn.norms import RMSNorm
 from dspark_jax.architectures.nn.rotary import rotary_angles
+from dspark_jax.speculators_common.numerics.platform import Platform, default_platform
 
 
 class Gemma4Decoder(TokenEnds):
@@ -26,13 +28,30 @@ class Gemma4Decoder(TokenEnds):
     hidden size.
     """
 
-    def __init__(self, config: Gemma4Config, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs | None = None) -> None:
-        rngs = rngs or nnx.Rngs(0)
-        super().__init__(config.vocab_size, config.hidden_size, tied=config.tie_word_embeddings, dtype=dtype, rngs=rngs)
+    def __init__(
+        self,
+        config: Gemma4Config,
+        *,
+        dtype: DTypeLike = jnp.float32,
+        platform: Platform | None = None,
+        rngs: nnx.Rngs | None = None,
+    ) -> None:
+        platform, rngs = platform or default_platform(), rngs or nnx.Rngs(0)
+        super().__init__(
+            config.vocab_size,
+            config.hidden_size,
+            tied=config.tie_word_embeddings,
+            dtype=dtype,
+            platform=platform,
+            rngs=rngs,
+        )
         self.config = config
-        self.per_layer_inputs = PerLayerInputs(config, dtype=dtype, rngs=rngs) if config.per_layer_input_size else None
+        self.per_layer_inputs = (
+            PerLayerInputs(config, dtype=dtype, platform=platform, rngs=rngs) if config.per_layer_input_size else None
+        )
         self.layers = nnx.List(
-            Gemma4Layer(config, layer, dtype=dtype, rngs=rngs) for layer in range(config.num_hidden_layers)
+            Gemma4Layer(config, layer, dtype=dtype, platform=platform, rngs=rngs)
+            for layer in range(config.num_hidden_layers)
         )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
@@ -45,6 +64,7 @@ class Gemma4Decoder(TokenEnds):
             head_dim=tuple(layer.head_dim for layer in storing),
             page_size=page_size,
             dtype=self.dtype,
+            platform=self.platform,
         )
 
     def forward(

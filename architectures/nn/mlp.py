@@ -12,6 +12,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from dspark_jax.speculators_common.numerics.linear import Linear
+from dspark_jax.speculators_common.numerics.platform import Platform
 
 Activation = Literal["silu", "gelu_pytorch_tanh"]
 
@@ -35,12 +36,13 @@ class GatedMLP(nnx.Module):
         activation: Activation = "silu",
         bias: bool = False,
         dtype: DTypeLike,
+        platform: Platform,
         rngs: nnx.Rngs,
     ) -> None:
         self.activation = activation
-        self.gate_up = Linear(hidden_size, 2 * intermediate_size, bias=bias, dtype=dtype, rngs=rngs)
-        self.down = Linear(intermediate_size, hidden_size, bias=bias, dtype=dtype, rngs=rngs)
+        self.gate_up = Linear(hidden_size, 2 * intermediate_size, bias=bias, dtype=dtype, platform=platform, rngs=rngs)
+        self.down = Linear(intermediate_size, hidden_size, bias=bias, dtype=dtype, platform=platform, rngs=rngs)
 
     def __call__(self, x: Float[Array, "*axes H"]) -> Float[Array, "*axes H"]:
-        gate, up = jnp.split(self.gate_up.wide(x), 2, axis=-1)
+        gate, up = jnp.split(self.gate_up.float32(x), 2, axis=-1)
         return self.down((ACTIVATIONS[self.activation](gate) * up).astype(x.dtype))

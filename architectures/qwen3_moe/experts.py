@@ -21,14 +21,13 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int32
 
-from dspark_jax.speculators_common.numerics.linear import Linear
-from dspark_jax.speculators_common.numerics.matmul import matmul
-from dspark_jax.speculators_common.numerics.storage import decode_rows, encode_rows, row_storage_dtype
+from dspark_jax.speculators_common.numerics.linear import Linear, LinearStack
+from dspark_jax.speculators_common.numerics.platform import Platform
 
 
 class ExpertsMLP(nnx.Module):
-    """`sum over the k picked experts e of weight_e * down_e(silu(gate_e(x)) * up_e(x))`; kernels `[E, in, out]`, gate
-    before up.
+    """`sum over the k picked experts e of weight_e * down_e(silu(gate_e(x)) * up_e(x))`; gate and up
+    are one stack, gate first.
     """
 
     def __init__(
@@ -40,12 +39,15 @@ class ExpertsMLP(nnx.Module):
         num_picked: int,
         normalised: bool,
         dtype: DTypeLike,
+        platform: Platform,
         rngs: nnx.Rngs,
     ) -> None:
         self.num_experts, self.num_picked, self.normalised = num_experts, num_picked, normalised
-        self.router = Linear(hidden_size, num_experts, dtype=dtype, rngs=rngs)
-        self.gate_up = nnx.Param(_fresh((num_experts, hidden_size, 2 * intermediate_size), dtype, rngs))
-        self.down = nnx.Param(_fresh((num_experts, intermediate_size, hidden_size), dtype, rngs))
+        self.router = Linear(hidden_size, num_experts, dtype=dtype, platform=platform, rngs=rngs)
+        self.gate_up = LinearStack(
+            num_experts, hidden_size, 2 * intermediate_size, dtype=dtype, platform=platform, rngs=rngs
+        )
+        self.down = LinearStack(num_experts, intermediate_size, hidden_size, dtype=dtype, platform=platform, rngs=rngs)
 
     def __call__(self, x: Float[Array, "T H"]) -> Float[Array, "T H"]:
         weights, picked = self.route(x)
@@ -56,7 +58,7 @@ class ExpertsMLP(nnx.Module):
         """Float32 weights and numbers of the picked experts: the largest probabilities of a softmax over all
         experts.
         """
-        weights, picked = jax.lax.top_k(jax.nn.softmax(self.router.wide(x), axis=-1), self.num_picked)
+        weights, picked = jax.lax.top_k(jax.nn.softmax(self.router.float32(x), axis=-1), self.num_picked)
         if self.normalised:
             weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
         return weights, picked.astype(jnp.int32)
@@ -66,11 +68,10 @@ class ExpertsMLP(nnx.Module):
     ) -> Float[Array, "T H"]:
         """The picked experts of each token, float32."""
         tokens, hidden = x.shape
-        gate_up, down = (
-            decode_rows(jnp.take(kernel[...], picked.reshape(-1), axis=0)) for kernel in (self.gate_up, self.down)
+        numbers = picked.reshape(-1)
+        out = self.down.picked(
+            _activated(self.gate_up.picked(jnp.repeat(x, self.num_picked, axis=0), numbers)), numbers
         )
-        pairs = jnp.repeat(x, self.num_picked, axis=0)[:, None]
-        out = _products(_activated(_products(pairs, gate_up)), down)
         return jnp.sum(out.reshape(tokens, self.num_picked, hidden) * weights[..., None], axis=1)
 
     def over_all(
@@ -81,23 +82,12 @@ class ExpertsMLP(nnx.Module):
         is_picked = picked[..., None] == jnp.arange(self.num_experts, dtype=jnp.int32)[None, None]
         share = jnp.sum(jnp.where(is_picked, weights[..., None], 0.0), axis=1)
         # A batch axis on both sides keeps the kernels as they are stored; without one XLA transposes them first.
-        inner = _activated(
-            _products(jnp.broadcast_to(x[None], (self.num_experts, tokens, hidden)), decode_rows(self.gate_up[...]))
-        )
+        inner = _activated(self.gate_up.each(jnp.broadcast_to(x[None], (self.num_experts, tokens, hidden))))
         # An expert that was not picked counts nothing, even where it overflows.
         weighted = jnp.where(jnp.any(is_picked, axis=1)[..., None], inner.swapaxes(0, 1) * share[..., None], 0.0)
-        return matmul(weighted.reshape(tokens, -1), decode_rows(self.down[...]).reshape(-1, hidden))
+        return self.down.summed(weighted)
 
 
-def _products(x: Float[Array, "P T in"], kernels: Float[Array, "P in out"]) -> Float[Array, "P T out"]:
-    """One product for each kernel in the kernel's dtype, float32 result."""
-    return jnp.matmul(x.astype(kernels.dtype), kernels, preferred_element_type=jnp.float32)
-
-
-def _activated(gate_up: Float[Array, "P T F2"]) -> Float[Array, "P T F"]:
+def _activated(gate_up: Float[Array, "*axes F2"]) -> Float[Array, "*axes F"]:
     gate, up = jnp.split(gate_up, 2, axis=-1)
     return jax.nn.silu(gate) * up
-
-
-def _fresh(shape: tuple[int, ...], dtype: DTypeLike, rngs: nnx.Rngs) -> Array:
-    return encode_rows(0.02 * jax.random.normal(rngs.params(), shape, dtype), row_storage_dtype(dtype))

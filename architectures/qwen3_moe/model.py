@@ -26,5 +26,6 @@ class Qwen3MoeDecoder(DenseDecoder):
             num_picked=config.num_experts_per_tok,
             normalised=config.norm_topk_prob,
             dtype=self.dtype,
+            platform=self.platform,
             rngs=rngs,
         )

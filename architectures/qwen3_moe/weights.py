@@ -27,22 +27,22 @@ def _mlp_recipes(config: DecoderConfig, layer: int, prefix: str, *, names: Colle
     if f"{fused}.gate_up_proj" in names or f"{fused}.down_proj" in names:
         return {
             "mlp.router.kernel": router,
-            "mlp.gate_up": fused_experts(
+            "mlp.gate_up.kernel": fused_experts(
                 f"{fused}.gate_up_proj", (config.num_experts, 2 * width, hidden), axes=("experts", "hidden", "mlp")
             ),
-            "mlp.down": fused_experts(
+            "mlp.down.kernel": fused_experts(
                 f"{fused}.down_proj", (config.num_experts, hidden, width), axes=("experts", "mlp", "hidden")
             ),
         }
     experts = [f"{prefix}.mlp.experts.{expert}" for expert in range(config.num_experts)]
     return {
         "mlp.router.kernel": router,
-        "mlp.gate_up": stacked_experts(
+        "mlp.gate_up.kernel": stacked_experts(
             {f"{expert}.{x}_proj.weight": (width, hidden) for expert in experts for x in ("gate", "up")},
             config.num_experts,
             axes=("experts", "hidden", "mlp"),
         ),
-        "mlp.down": stacked_experts(
+        "mlp.down.kernel": stacked_experts(
             {f"{expert}.down_proj.weight": (hidden, width) for expert in experts},
             config.num_experts,
             axes=("experts", "mlp", "hidden"),

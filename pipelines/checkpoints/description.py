@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from dspark_jax.architectures.drafting.tables import tables_of
-from dspark_jax.architectures.nn.attention import reference as attention
 from dspark_jax.architectures.registry import SupportedArchitecture
 from dspark_jax.pipelines.checkpoints.checkpoint import Checkpoint, open_target, with_draft_names
 from dspark_jax.pipelines.checkpoints.load_choices import choice_lines, draft_choices, in_bytes, target_choices
@@ -23,6 +22,7 @@ from dspark_jax.pipelines.text.tokenizer_files import why_no_tokenizer
 from dspark_jax.speculators_common.formats.draft_config import Choice, DraftOverrides, LayerMask
 from dspark_jax.speculators_common.formats.recipes import TensorSource, check_tensors
 from dspark_jax.speculators_common.formats.rope.config import RopeConfig
+from dspark_jax.speculators_common.numerics.platform import default_platform
 
 _ABOUT_THE_FILE = frozenset(
     {"architecture", "family", "source", "choices", "unknown_fields"}
@@ -97,7 +97,7 @@ def description_lines(description: Description) -> list[str]:
         "kind": f"{entry.kind}, family {entry.family}",
         "parameters": f"{description.num_parameters:,} in {len(checkpoint.tensors)} tensors ({stored})",
         "on disk": in_bytes(checkpoint.bytes_on_disk),
-        "attention backend": attention.BACKEND,
+        "attention backend": default_platform().attention,
         "unknown fields": ", ".join(description.unknown_fields) or "none",
     }
     return [
@@ -122,7 +122,7 @@ def description_json(description: Description) -> dict[str, Any]:
         "stored_as": dict(description.stored_as),
         "bytes_on_disk": checkpoint.bytes_on_disk,
         "choices": [dataclasses.asdict(choice) for choice in description.choices],
-        "attention": attention.BACKEND,
+        "attention": default_platform().attention,
         "config": {name: _plain(value) for name, value in description.settings().items()},
         "unknown_fields": list(description.unknown_fields),
     }

@@ -79,7 +79,14 @@ def _block(module: Any) -> dict[str, np.ndarray]:
     positions = jnp.broadcast_to(jnp.arange(_CONTEXT, dtype=jnp.int32), (_ROWS, _CONTEXT))
     lender = None
     if not (module.has_own_embed_tokens and module.has_own_lm_head):
-        lender = _Lender(config.vocab_size, config.table_width, tied=False, dtype=module.dtype, rngs=nnx.Rngs(0))
+        lender = _Lender(
+            config.vocab_size,
+            config.table_width,
+            tied=False,
+            dtype=module.dtype,
+            platform=module.platform,
+            rngs=nnx.Rngs(0),
+        )
 
     # Not compiled as a whole: that takes longer than running it once.
     cache = KVCache(

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 from flax import nnx
 
 from dspark_jax.architectures.drafting.tables import DraftTables
-from dspark_jax.architectures.nn.attention import reference as attention
 from dspark_jax.architectures.target_config import TargetConfig
 from dspark_jax.pipelines.checkpoints.loading import LoadedDraft, LoadedTarget
 from dspark_jax.pipelines.speculative.sizes import EnginePlan
@@ -62,7 +61,7 @@ def load_choices(
         *(() if draft is None else _draft_choices(draft, plan, why_drafts)),
         _choice("dtype", jnp.dtype(plan.target_params.dtype).name, "", "--dtype"),
         _choice("kv_cache", f"{in_bytes(plan.kv_bytes)} for {rows}", "", "--max-seq-len, --batch-size"),
-        _choice("attention", f"{attention.BACKEND} on {jax.default_backend()}"),
+        _choice("attention", f"{plan.target_params.platform.attention} on {plan.target_params.platform.name}"),
         _choice(
             "stop_ids",
             ", ".join(map(str, stops)) or "none",

@@ -13,6 +13,7 @@ That costs acceptance, never text: a shorter proposal is a proposal.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import jax
@@ -48,7 +49,8 @@ def speculative_step(target: Target, draft: Draft | None, config: StepConfig) ->
         with jax.named_scope("verify"):
             logits, taps, target_pages = _verify(target, draft, state, work, config)
         with jax.named_scope("accept"):
-            verdict = decide(work.proposal, logits, argmax)
+            form = state.target_pages.platform.argmax
+            verdict = decide(work.proposal, logits, functools.partial(argmax, form=form))
             rows, output, kept = _commit(state.rows, work, verdict)
         state = RoundState(target_pages=target_pages, draft_pages=state.draft_pages, rows=rows)
         if draft is None:

@@ -8,6 +8,8 @@ from flax import nnx
 from jaxtyping import Array, Float, Int32
 
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig
+from dspark_jax.speculators_common.numerics.linear import Linear
+from dspark_jax.speculators_common.numerics.platform import Platform
 
 
 class ConfidenceHead(nnx.Module):
@@ -18,16 +20,15 @@ class ConfidenceHead(nnx.Module):
     bias loads with `b = 0`.
     """
 
-    def __init__(self, config: DraftConfig, *, rngs: nnx.Rngs) -> None:
+    def __init__(self, config: DraftConfig, *, platform: Platform, rngs: nnx.Rngs) -> None:
         width = config.hidden_size + (config.markov_rank if config.confidence_head_with_markov else 0)
-        self.kernel = nnx.Param(0.02 * jax.random.normal(rngs.params(), (width,), jnp.float32))
-        self.bias = nnx.Param(jnp.zeros((1,), jnp.float32))
+        self.projection = Linear(width, 1, bias=True, dtype=jnp.float32, platform=platform, rngs=rngs)
 
     def __call__(self, hidden: Float[Array, "B D d"], embedded: Float[Array, "B D r"] | None) -> Float[Array, "B D"]:
         features = hidden.astype(jnp.float32)
         if embedded is not None:
             features = jnp.concatenate([features, embedded.astype(jnp.float32)], axis=-1)
-        return features @ self.kernel[...] + self.bias[...][0]
+        return self.projection.float32(features)[..., 0]
 
 
 def confident_length(logits: Float[Array, "B D"], threshold: Float[Array, "B"]) -> Int32[Array, "B"]:

@@ -15,8 +15,9 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int32
 
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig
-from dspark_jax.speculators_common.numerics.matmul import kernel_parameter, linear, matmul
-from dspark_jax.speculators_common.numerics.storage import decode_rows, encode_rows, row_storage_dtype
+from dspark_jax.speculators_common.numerics.linear import Linear
+from dspark_jax.speculators_common.numerics.platform import Platform
+from dspark_jax.speculators_common.numerics.rows import decode_rows, encode_rows
 
 State = Float[Array, "B r"]
 
@@ -26,11 +27,11 @@ class MarkovHead(nnx.Module):
 
     needs_hidden = False
 
-    def __init__(self, config: DraftConfig, *, dtype: DTypeLike, rngs: nnx.Rngs) -> None:
+    def __init__(self, config: DraftConfig, *, dtype: DTypeLike, platform: Platform, rngs: nnx.Rngs) -> None:
         rank = config.markov_rank
         w1 = 0.02 * jax.random.normal(rngs.params(), (config.vocab_size, rank), dtype)
-        self.w1 = nnx.Param(encode_rows(w1, row_storage_dtype(dtype)))
-        self.w2 = nnx.Param(0.02 * jax.random.normal(rngs.params(), (rank, config.num_draft_ids), dtype))
+        self.w1 = nnx.Param(encode_rows(w1, platform.row_dtype(dtype)))
+        self.w2 = Linear(rank, config.num_draft_ids, dtype=dtype, platform=platform, rngs=rngs)
 
     def embed(self, prev: Int32[Array, "*axes"]) -> Float[Array, "*axes r"]:
         """`W1[prev]`; `prev` are target ids."""
@@ -46,11 +47,7 @@ class MarkovHead(nnx.Module):
         """Bias of one slot from `W1[prev]`, the slot's final-normed hidden state and the running state; and the next
         state.
         """
-        return self._project(embedded), state
-
-    def _project(self, x: Float[Array, "B r"]) -> Float[Array, "B Vd"]:
-        w2 = self.w2[...]
-        return matmul(x.astype(w2.dtype), w2)
+        return self.w2.float32(embedded), state
 
 
 class GatedMarkovHead(MarkovHead):
@@ -58,16 +55,23 @@ class GatedMarkovHead(MarkovHead):
 
     needs_hidden = True
 
-    def __init__(self, config: DraftConfig, *, dtype: DTypeLike, rngs: nnx.Rngs) -> None:
-        super().__init__(config, dtype=dtype, rngs=rngs)
-        self.gate = _Joint(config.hidden_size + config.markov_rank, config.markov_rank, dtype=dtype, rngs=rngs)
+    def __init__(self, config: DraftConfig, *, dtype: DTypeLike, platform: Platform, rngs: nnx.Rngs) -> None:
+        super().__init__(config, dtype=dtype, platform=platform, rngs=rngs)
+        self.gate = Linear(
+            config.hidden_size + config.markov_rank,
+            config.markov_rank,
+            bias=True,
+            dtype=dtype,
+            platform=platform,
+            rngs=rngs,
+        )
 
     def bias(
         self, embedded: Float[Array, "B r"], hidden: Float[Array, "B d"] | None, state: State | None
     ) -> tuple[Float[Array, "B Vd"], State | None]:
         assert hidden is not None
-        gate = jax.nn.sigmoid(self.gate(jnp.concatenate([hidden, embedded.astype(hidden.dtype)], axis=-1)))
-        return self._project(gate * embedded.astype(jnp.float32)), state
+        gate = jax.nn.sigmoid(self.gate.float32(jnp.concatenate([hidden, embedded.astype(hidden.dtype)], axis=-1)))
+        return self.w2.float32(gate * embedded.astype(jnp.float32)), state
 
 
 class RNNMarkovHead(MarkovHead):
@@ -79,11 +83,13 @@ class RNNMarkovHead(MarkovHead):
 
     needs_hidden = True
 
-    def __init__(self, config: DraftConfig, *, dtype: DTypeLike, rngs: nnx.Rngs) -> None:
-        super().__init__(config, dtype=dtype, rngs=rngs)
+    def __init__(self, config: DraftConfig, *, dtype: DTypeLike, platform: Platform, rngs: nnx.Rngs) -> None:
+        super().__init__(config, dtype=dtype, platform=platform, rngs=rngs)
         rank = config.markov_rank
         self.rank = rank
-        self.joint = _Joint(config.hidden_size + 2 * rank, 3 * rank, dtype=dtype, rngs=rngs)
+        self.joint = Linear(
+            config.hidden_size + 2 * rank, 3 * rank, bias=True, dtype=dtype, platform=platform, rngs=rngs
+        )
 
     def initial_state(self, rows: int) -> State:
         return jnp.zeros((rows, self.rank), jnp.float32)
@@ -93,12 +99,12 @@ class RNNMarkovHead(MarkovHead):
     ) -> tuple[Float[Array, "B Vd"], State | None]:
         assert hidden is not None
         assert state is not None
-        joint = self.joint(
+        joint = self.joint.float32(
             jnp.concatenate([state.astype(hidden.dtype), embedded.astype(hidden.dtype), hidden], axis=-1)
         )
         gate, candidate, output = jnp.split(joint, 3, axis=-1)
         gate = jax.nn.sigmoid(gate)
-        return self._project(jnp.tanh(output)), gate * state + (1 - gate) * jnp.tanh(candidate)
+        return self.w2.float32(jnp.tanh(output)), gate * state + (1 - gate) * jnp.tanh(candidate)
 
 
 class TanhMarkovHead(MarkovHead):
@@ -109,13 +115,12 @@ class TanhMarkovHead(MarkovHead):
     takes no part.
     """
 
-    def __init__(self, config: DraftConfig, *, dtype: DTypeLike, rngs: nnx.Rngs) -> None:
-        super().__init__(config, dtype=dtype, rngs=rngs)
+    def __init__(self, config: DraftConfig, *, dtype: DTypeLike, platform: Platform, rngs: nnx.Rngs) -> None:
+        super().__init__(config, dtype=dtype, platform=platform, rngs=rngs)
         rank = config.markov_rank
         self.rank = rank
-        self.transition = nnx.Param(0.02 * jax.random.normal(rngs.params(), (rank, rank), dtype))
-        self.transition_bias = nnx.Param(jnp.zeros((rank,), jnp.float32))
-        self.output = nnx.Param(0.02 * jax.random.normal(rngs.params(), (rank, config.num_draft_ids), dtype))
+        self.transition = Linear(rank, rank, bias=True, dtype=dtype, platform=platform, rngs=rngs)
+        self.output = Linear(rank, config.num_draft_ids, dtype=dtype, platform=platform, rngs=rngs)
 
     def initial_state(self, rows: int) -> State:
         return jnp.zeros((rows, self.rank), jnp.float32)
@@ -124,21 +129,8 @@ class TanhMarkovHead(MarkovHead):
         self, embedded: Float[Array, "B r"], hidden: Float[Array, "B d"] | None, state: State | None
     ) -> tuple[Float[Array, "B Vd"], State | None]:
         assert state is not None
-        transition, output = self.transition[...], self.output[...]
-        carried = matmul(state.astype(transition.dtype), transition)
-        state = jnp.tanh(carried + embedded.astype(jnp.float32) + self.transition_bias[...][None, :])
-        return matmul(state.astype(output.dtype), output), state
-
-
-class _Joint(nnx.Module):
-    """Linear with bias, float32 result."""
-
-    def __init__(self, in_features: int, out_features: int, *, dtype: DTypeLike, rngs: nnx.Rngs) -> None:
-        self.kernel = kernel_parameter(0.02 * jax.random.normal(rngs.params(), (in_features, out_features), dtype))
-        self.bias = nnx.Param(jnp.zeros((out_features,), jnp.float32))
-
-    def __call__(self, x: Float[Array, "B in"]) -> Float[Array, "B out"]:
-        return linear(x, self.kernel) + self.bias[...][None, :]
+        state = jnp.tanh(self.transition.float32(state) + embedded.astype(jnp.float32))
+        return self.output.float32(state), state
 
 
 _HEADS: dict[str, type[MarkovHead]] = {
@@ -149,8 +141,8 @@ _HEADS: dict[str, type[MarkovHead]] = {
 }
 
 
-def make_markov_head(config: DraftConfig, *, dtype: DTypeLike, rngs: nnx.Rngs) -> MarkovHead | None:
+def make_markov_head(config: DraftConfig, *, dtype: DTypeLike, platform: Platform, rngs: nnx.Rngs) -> MarkovHead | None:
     """The head that `config` names; `None` at rank 0."""
     if config.markov_head_type == "none":
         return None
-    return _HEADS[config.markov_head_type](config, dtype=dtype, rngs=rngs)
+    return _HEADS[config.markov_head_type](config, dtype=dtype, platform=platform, rngs=rngs)

@@ -1,4 +1,8 @@
-"""Matrix products with float32 accumulation, kept on the fast path of every platform."""
+"""Kernels of linear maps: how they are stored, and the product with one.
+
+A kernel means `[in, out]` values. Whether the array is that or its transpose is the platform's choice; the class of the
+parameter says which.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +13,20 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Shaped
 
-from dspark_jax.speculators_common.numerics.storage import runs_on_cpu
+from dspark_jax.speculators_common.numerics.platform import Platform
+
+_FEW_INPUTS = 128
 
 
 class OutputMajorKernel(nnx.Param):
-    """The kernel of a linear map, stored `[out, in]`: the transpose of a plain kernel parameter, and what checkpoints
-    store.
-    """
+    """A kernel that is stored `[out, in]`, as checkpoints have it. A plain parameter is stored `[in, out]`."""
 
 
-def kernel_parameter(values: Float[Array, "in out"]) -> nnx.Param:
+def kernel_parameter(values: Float[Array, "in out"], platform: Platform) -> nnx.Param:
     """The parameter of a linear map, in the orientation that the platform multiplies fastest."""
-    return (
-        OutputMajorKernel(values.T)
-        if _prefers_output_major(values.shape[0], values.shape[1], values.dtype)
-        else nnx.Param(values)
-    )
+    if _prefers_output_major(values.shape[0], values.shape[1], values.dtype, platform):
+        return OutputMajorKernel(values.T)
+    return nnx.Param(values)
 
 
 def kernel_values(parameter: nnx.Param) -> Shaped[Array, "..."]:
@@ -32,48 +34,56 @@ def kernel_values(parameter: nnx.Param) -> Shaped[Array, "..."]:
     return parameter[...].T if isinstance(parameter, OutputMajorKernel) else parameter[...]
 
 
-def linear(x: Float[Array, "*axes in"], kernel: nnx.Param) -> Float[Array, "*axes out"]:
+def set_kernel_values(parameter: nnx.Param, values: Shaped[Array, "..."]) -> None:
+    """The inverse of `kernel_values`: give a parameter other values of the same shape and dtype."""
+    parameter[...] = values.T if isinstance(parameter, OutputMajorKernel) else values
+
+
+def kernel_product(x: Float[Array, "*axes in"], kernel: nnx.Param, platform: Platform) -> Float[Array, "*axes out"]:
     """`x @ kernel_values(kernel)` in the dtype of the kernel, with a float32 result."""
-    if not isinstance(kernel, OutputMajorKernel):
-        return matmul(x, kernel[...])
-    values = kernel[...]
-    rows = x.astype(values.dtype).reshape(
-        -1, x.shape[-1]
-    )  # with more axes XLA:CPU copies a wide kernel into the other orientation first
+    if isinstance(kernel, OutputMajorKernel):
+        return output_major_product(x, kernel[...], platform)
+    return input_major_product(x, kernel[...], platform)
+
+
+def input_major_product(
+    x: Float[Array, "*axes in"], values: Float[Array, "in out"], platform: Platform
+) -> Float[Array, "*axes out"]:
+    """`x @ values` in the dtype of `values`, with a float32 result."""
+    rows = x.astype(values.dtype)
+    if np.prod(x.shape[:-1]) != 1:
+        return jnp.matmul(rows, values, preferred_element_type=jnp.float32)
+    padded = _without_lone_row(rows.reshape(1, -1), platform)
+    product = jnp.matmul(padded, values, preferred_element_type=jnp.float32)[:1]
+    return product.reshape(*x.shape[:-1], values.shape[1])
+
+
+def output_major_product(
+    x: Float[Array, "*axes in"], values: Float[Array, "out in"], platform: Platform
+) -> Float[Array, "*axes out"]:
+    """`x @ values.T` in the dtype of `values`, with a float32 result."""
+    # With more axes XLA:CPU first copies a kernel of many outputs into the other orientation.
+    rows = x.astype(values.dtype).reshape(-1, x.shape[-1])
     product = jax.lax.dot_general(
-        _without_lone_row(rows), values, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32
+        _without_lone_row(rows, platform), values, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32
     )
     return product[: rows.shape[0]].reshape(*x.shape[:-1], values.shape[0])
 
 
-def matmul(x: Float[Array, "*axes in"], kernel: Float[Array, "in out"]) -> Float[Array, "*axes out"]:
-    """`x @ kernel` in the dtype of the kernel, with a float32 result."""
-    rows = x.astype(kernel.dtype)
-    if np.prod(x.shape[:-1]) != 1:
-        return jnp.matmul(rows, kernel, preferred_element_type=jnp.float32)
-    product = jnp.matmul(_without_lone_row(rows.reshape(1, -1)), kernel, preferred_element_type=jnp.float32)[:1]
-    return product.reshape(*x.shape[:-1], kernel.shape[1])
-
-
-def _without_lone_row(rows: Float[Array, "n in"]) -> Float[Array, "m in"]:
-    """The rows, or twice the only one.
-
-    XLA:CPU has a fast bfloat16 product for two rows or more and a float32 result; a lone row becomes a scalar loop
-    eight times slower, over a converted copy of the kernel.
-    """
-    if rows.shape[0] == 1 and rows.dtype == jnp.bfloat16 and runs_on_cpu():
+def _without_lone_row(rows: Float[Array, "n in"], platform: Platform) -> Float[Array, "m in"]:
+    """The rows; twice the only one where that is faster (`Platform.pads_lone_bfloat16_row`)."""
+    if rows.shape[0] == 1 and rows.dtype == jnp.bfloat16 and platform.pads_lone_bfloat16_row:
         return jnp.broadcast_to(rows, (2, rows.shape[1]))
     return rows
 
 
-def _prefers_output_major(in_features: int, out_features: int, dtype: DTypeLike) -> bool:
+def _prefers_output_major(in_features: int, out_features: int, dtype: DTypeLike, platform: Platform) -> bool:
     """Which orientation streams faster for a few rows; `benchmarks/linear.py` measures it.
 
-    On XLA:CPU the two-row bfloat16 kernel gains a seventh from reading along the inputs unless there are more inputs
-    than outputs; the one-row float32 loop gains half as much again when there are. Other platforms lay operands out as
-    they like.
+    On XLA:CPU the two-row bfloat16 product gains a seventh from reading along the inputs unless these are few (the rank
+    of a small Markov head) or more than the outputs; the one-row float32 loop gains half as much again when they are
+    more. Other platforms lay operands out as they like.
     """
-    if not runs_on_cpu():
+    if not platform.kernels_by_size:
         return False
-    wide_input = in_features > out_features
-    return not wide_input if dtype == jnp.bfloat16 else wide_input
+    return _FEW_INPUTS <= in_features <= out_features if dtype == jnp.bfloat16 else in_features > out_features

@@ -160,7 +160,7 @@ def test_choices_are_data_and_announced_before_the_caches(pair: RecordedPair) ->
     assert choices["embed_tokens"].value == choices["lm_head"].value == "the draft's own"
     assert choices["dtype"].value == "bfloat16"
     assert choices["kv_cache"].value == f"{in_bytes(pipeline.plan.kv_bytes)} for 2 rows of 100 positions"
-    assert choices["attention"].value == "xla on cpu"
+    assert choices["attention"].value == "xla-head-major on cpu"
     assert choices["stop_ids"].value == str(pair.stop_id(0))
     flags = {
         "--num-speculative-tokens",

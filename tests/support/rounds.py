@@ -145,9 +145,9 @@ class Rounds:
 
     def context(self, pages: KVPages, row: int) -> list[np.ndarray]:
         """Keys and values of all layers that `row` has stored for its committed positions, each `[K, P, hd]`."""
-        table, committed = np.asarray(self.rows.page_table[row]), int(self.rows.committed[row])
-        pools = [np.asarray(pool)[table] for pool in (*pages.keys, *pages.values)]
-        return [pool.transpose(1, 0, 2, 3).reshape(pool.shape[1], -1, pool.shape[3])[:, :committed] for pool in pools]
+        table, committed = self.rows.page_table[row : row + 1], int(self.rows.committed[row])
+        stored = [pages.backend.read(layer, table) for layer in pages.layers]
+        return [np.asarray(heads[0, :, :committed]) for part in zip(*stored, strict=True) for heads in part]
 
 
 def emitted(outputs: Sequence[RoundOutput], row: int = 0) -> list[int]:

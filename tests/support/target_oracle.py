@@ -22,6 +22,7 @@ from dspark_jax.architectures.nn.attention.kv_cache import KVCache, KVPages
 from dspark_jax.architectures.nn.attention.ragged_batch import PADDING_POSITION, RaggedBatch
 from dspark_jax.pipelines.checkpoints.loading import LoadedTarget, load_target
 from dspark_jax.pipelines.speculative.engine import Completion, Engine, EngineOptions, Request
+from dspark_jax.speculators_common.numerics.matmul import set_kernel_values
 from tests.support.requests import request_for
 
 ROWS, LENGTH, PROMPT, PAGE_SIZE, PAGES_PER_ROW = 2, 20, 4, 8, 3
@@ -119,7 +120,7 @@ class TargetOracle:
             pairs[row[:-1], row[1:]] = 100
         assert draft.markov_head is not None
         draft.markov_head.w1[...] = jnp.eye(config.vocab_size)
-        draft.markov_head.w2[...] = jnp.asarray(pairs)
+        set_kernel_values(draft.markov_head.w2.kernel, jnp.asarray(pairs))
         return draft
 
 

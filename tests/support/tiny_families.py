@@ -13,7 +13,7 @@ from flax import nnx
 
 from dspark_jax.architectures import dspark_compact
 from dspark_jax.speculators_common.formats.draft_config import SlotThresholds
-from dspark_jax.speculators_common.numerics.matmul import OutputMajorKernel, kernel_values
+from dspark_jax.speculators_common.numerics.matmul import kernel_values, set_kernel_values
 from tests.support.tiny_checkpoints import TinyCheckpoint, draft_config, random_tensors, target_config
 
 VOCAB, HIDDEN, LAYERS, MASK, BLOCK = 13, 32, 3, 12, 5
@@ -145,7 +145,7 @@ def loud(draft: dspark_compact.CompactDraft, seed: int = 4) -> dspark_compact.Co
         noisy = values + jnp.asarray(
             rng.normal(size=values.shape) * (1.2 / np.sqrt(max(values.shape[0], 1))), values.dtype
         )
-        parameter[...] = noisy.T if isinstance(parameter, OutputMajorKernel) else noisy
+        set_kernel_values(parameter, noisy)
     nnx.update(draft, state)
     return draft
 

@@ -1,8 +1,9 @@
-"""Paged key/value cache: per layer one pool of pages for the keys and one for the values.
+"""Paged key/value cache.
 
 Position `s` of a row lives in slot `s % page_size` of page `page_table[row, s // page_size]`, so a cache row is found
 by absolute position and stale content beyond a row's position is never visible. Several rows may name the same page
-(shared prefixes); target and draft use the same page ids in pools of their own.
+(shared prefixes); target and draft use the same page ids in pools of their own. How a page is laid out is the attention
+backend's business.
 """
 
 from __future__ import annotations
@@ -11,66 +12,38 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int32, Shaped
+from jaxtyping import Array, Float, Int32
 
+from dspark_jax.architectures.nn.attention.backend import AttentionBackend, AttentionCase, LayerPools, Operation
 from dspark_jax.architectures.nn.attention.ragged_batch import RaggedBatch
-from dspark_jax.speculators_common.numerics.storage import decode_rows, encode_rows, row_storage_dtype
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class KVParams:
-    """Geometry of one model's cache. `num_layers` counts the layers that store keys and values; a tuple has one entry
-    for each of them.
-    """
-
-    num_layers: int
-    num_key_value_heads: int | tuple[int, ...]  # K
-    head_dim: int | tuple[int, ...]  # hd
-    page_size: int = 64
-    dtype: DTypeLike = jnp.bfloat16
-
-    @property
-    def layer_shapes(self) -> tuple[tuple[int, int], ...]:
-        """(K, hd) of every layer."""
-        return tuple(zip(self._per_layer(self.num_key_value_heads), self._per_layer(self.head_dim), strict=True))
-
-    def bytes_per_page(self) -> int:
-        """Bytes that one page id costs over all layers, keys and values."""
-        per_position = sum(heads * head_dim for heads, head_dim in self.layer_shapes)
-        return 2 * per_position * self.page_size * jnp.dtype(self.dtype).itemsize
-
-    def _per_layer(self, size: int | tuple[int, ...]) -> tuple[int, ...]:
-        return size if isinstance(size, tuple) else (size,) * self.num_layers
+from dspark_jax.speculators_common.formats.draft_config import LayerMask, WindowOrigin
+from dspark_jax.speculators_common.numerics.platform import Platform
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class KVPages:
-    """The pools of one model, one pair per storing layer. Head-major inside a page: attention reads whole heads."""
+    """The pages of one model, layer by layer (those that store keys and values). The first axis of every array counts
+    the pages.
+    """
 
-    keys: tuple[Shaped[Array, "pages _K page _hd"], ...]
-    values: tuple[Shaped[Array, "pages _K page _hd"], ...]
+    layers: tuple[LayerPools, ...]
+    backend: AttentionBackend = dataclasses.field(metadata={"static": True})
 
     @property
-    def num_pages(self) -> int:
-        """Pages of every pool."""
-        return self.keys[0].shape[0]
+    def platform(self) -> Platform:
+        """The platform that the pages are laid out for."""
+        return self.backend.platform
 
     @property
     def page_size(self) -> int:
         """Positions of a page."""
-        return self.keys[0].shape[2]
+        return self.backend.page_size_of(self.layers[0])
 
-    @classmethod
-    def zeros(cls, params: KVParams, num_pages: int) -> KVPages:
-        """Empty pools of `num_pages` pages."""
-        shapes = [(num_pages, heads, params.page_size, head_dim) for heads, head_dim in params.layer_shapes]
-        storage = row_storage_dtype(params.dtype)
-        return cls(
-            keys=tuple(jnp.zeros(shape, storage) for shape in shapes),
-            values=tuple(jnp.zeros(shape, storage) for shape in shapes),
-        )
+    @property
+    def num_pages(self) -> int:
+        """Pages of every layer; as a page id it means unassigned."""
+        return self.backend.num_pages_of(self.layers[0])
 
 
 @jax.tree_util.register_dataclass
@@ -93,41 +66,82 @@ class KVCache:
         A value that is not finite is stored as 0: masking gives a stale row weight 0, and 0 times NaN would still reach
         the row that owns the page next.
         """
-        pool = self.pages.keys[layer]
-        num_pages, _, page_size, _ = pool.shape
+        page_size, layers = self.pages.page_size, self.pages.layers
         page_index = jnp.maximum(batch.positions, 0) // page_size
         page = self.page_table[batch.row_of_token, jnp.minimum(page_index, self.page_table.shape[1] - 1)]
         stored = (batch.positions >= 0) & (page_index < self.page_table.shape[1])
-        page = jnp.where(stored, page, num_pages)
+        page = jnp.where(stored, page, self.pages.num_pages)
         slot = jnp.maximum(batch.positions, 0) % page_size
-        pages = KVPages(
-            keys=_replace(self.pages.keys, layer, _scatter(pool, page, slot, keys)),
-            values=_replace(self.pages.values, layer, _scatter(self.pages.values[layer], page, slot, values)),
-        )
+        written = self.pages.backend.write(layers[layer], page, slot, _finite(keys), _finite(values))
+        pages = dataclasses.replace(self.pages, layers=(*layers[:layer], written, *layers[layer + 1 :]))
         return dataclasses.replace(self, pages=pages)
 
     def read(self, layer: int) -> tuple[Float[Array, "B K S hd"], Float[Array, "B K S hd"]]:
         """Keys and values of every row, gathered in order of position; `S` = table width times page size."""
-        return self._gather(self.pages.keys[layer]), self._gather(self.pages.values[layer])
+        return self.pages.backend.read(self.pages.layers[layer], self.page_table)
 
-    def _gather(self, pool: Shaped[Array, "pages K page hd"]) -> Float[Array, "B K S hd"]:
-        rows, width = self.page_table.shape
-        _, heads, page_size, head_dim = pool.shape
-        gathered = jnp.take(pool, self.page_table, axis=0, mode="clip")
-        return decode_rows(gathered.transpose(0, 2, 1, 3, 4).reshape(rows, heads, width * page_size, head_dim))
+    def paged_attention(
+        self,
+        layer: int,
+        query: Float[Array, "T N hd"],
+        batch: RaggedBatch,
+        *,
+        scale: float,
+        window: int | None = None,
+    ) -> Float[Array, "T N hd"]:
+        """Causal attention of every token over its row's cached positions, its own included."""
+        self._require("paged_attention", layer, query, window, causal=True)
+        return self.pages.backend.paged_attention(
+            self.pages.layers[layer], self.page_table, query, batch, scale=scale, window=window
+        )
+
+    def block_attention(
+        self,
+        layer: int,
+        query: Float[Array, "B Wq N hd"],
+        block_keys: Float[Array, "B W K hd"],
+        block_values: Float[Array, "B W K hd"],
+        *,
+        mask: LayerMask,
+        origin: WindowOrigin,
+        scale: float,
+    ) -> Float[Array, "B Wq N hd"]:
+        """Attention of block slots at positions `lengths + k` over [context ; block] (paper eq. for the draft layer).
+
+        The first `Wq <= W` slots ask; all `W` slots are keys. The context is strictly before the anchor.
+        """
+        self._require("block_attention", layer, query, mask.window, causal=mask.causal)
+        return self.pages.backend.block_attention(
+            self.pages.layers[layer],
+            self.page_table,
+            self.lengths,
+            query,
+            block_keys,
+            block_values,
+            mask=mask,
+            origin=origin,
+            scale=scale,
+        )
+
+    def _require(
+        self, operation: Operation, layer: int, query: Float[Array, "*axes N hd"], window: int | None, *, causal: bool
+    ) -> None:
+        """Raise `NotImplementedError` with the reason unless the backend can serve this use."""
+        backend, pools = self.pages.backend, self.pages.layers[layer]
+        case = AttentionCase(
+            operation=operation,
+            num_heads=query.shape[-2],
+            num_key_value_heads=backend.num_heads_of(pools),
+            head_dim=query.shape[-1],
+            page_size=backend.page_size_of(pools),
+            window=window,
+            causal=causal,
+            dtype=pools[0].dtype,
+        )
+        reason = backend.unsupported(case)
+        if reason is not None:
+            raise NotImplementedError(f"{operation} by the attention backend {backend.name}: {reason}")
 
 
-def _scatter(
-    pool: Shaped[Array, "pages K page hd"],
-    page: Int32[Array, "T"],
-    slot: Int32[Array, "T"],
-    rows: Float[Array, "T K hd"],
-) -> Shaped[Array, "pages K page hd"]:
-    finite = jnp.where(jnp.isfinite(rows), rows, jnp.zeros_like(rows))
-    return pool.at[page, :, slot].set(encode_rows(finite, pool.dtype), mode="drop")
-
-
-def _replace(
-    pools: tuple[Shaped[Array, "..."], ...], layer: int, pool: Shaped[Array, "..."]
-) -> tuple[Shaped[Array, "..."], ...]:
-    return (*pools[:layer], pool, *pools[layer + 1 :])
+def _finite(rows: Float[Array, "T K hd"]) -> Float[Array, "T K hd"]:
+    return jnp.where(jnp.isfinite(rows), rows, jnp.zeros_like(rows))

@@ -22,13 +22,21 @@ def causal_mask(query_positions: Int32[Array, "B L"], num_keys: int, window: int
 
 
 def context_mask(
-    anchor_positions: Int32[Array, "B"], num_slots: int, num_keys: int, layer: LayerMask, origin: WindowOrigin
+    anchor_positions: Int32[Array, "B"],
+    num_slots: int,
+    key_positions: Int32[Array, "#B S"],
+    layer: LayerMask,
+    origin: WindowOrigin,
 ) -> Bool[Array, "B W S"]:
-    """Context rows that each block slot sees: always strictly before the anchor."""
-    key = jnp.arange(num_keys, dtype=jnp.int32)[None, None, :]
+    """Context rows that each block slot sees: always strictly before the anchor.
+
+    `key_positions` are those of the context rows, in any order; a negative one marks a row that is not there.
+    """
+    key = key_positions[:, None, :]
     anchor = anchor_positions[:, None, None]
     slot = jnp.arange(num_slots, dtype=jnp.int32)[None, :, None]
-    visible = jnp.broadcast_to(key < anchor, (anchor_positions.shape[0], num_slots, num_keys))
+    shape = (anchor_positions.shape[0], num_slots, key_positions.shape[1])
+    visible = jnp.broadcast_to((key >= 0) & (key < anchor), shape)
     if layer.window is None:
         return visible
     oldest = anchor - layer.window if origin == "anchor" else anchor + slot - layer.window + 1

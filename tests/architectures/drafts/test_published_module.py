@@ -22,6 +22,7 @@ from dspark_jax.architectures.protocols import Draft
 from dspark_jax.speculators_common.errors import DSparkError
 from dspark_jax.speculators_common.formats.draft_config import LayerMask
 from dspark_jax.speculators_common.formats.rope.config import RopeConfig
+from dspark_jax.speculators_common.numerics.matmul import kernel_values
 
 ARGUMENTS: dict[str, Any] = {
     "hidden_size": 16,
@@ -241,7 +242,7 @@ def test_a_sampler_chooses_draft_ids_slot_by_slot_and_its_choice_conditions_the_
     assert [slot for slot, _ in seen] == [0, 1, 2, 3]
     previous = anchors
     for slot, logits in seen:
-        bias = draft.markov_head.w1[...][previous] @ draft.markov_head.w2[...]
+        bias = draft.markov_head.w1[...][previous] @ kernel_values(draft.markov_head.w2.kernel)
         np.testing.assert_allclose(logits, base_logits[:, slot] + bias, rtol=0, atol=1e-5)
         previous = table[np.argsort(logits, axis=-1)[:, -2]]
         assert tokens[:, slot].tolist() == previous.tolist()

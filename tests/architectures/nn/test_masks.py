@@ -12,6 +12,7 @@ from dspark_jax.architectures.nn.attention.masks import block_mask, causal_mask,
 from dspark_jax.speculators_common.formats.draft_config import LayerMask, WindowOrigin
 
 WIDTH, NUM_KEYS = 5, 14
+KEYS = jnp.arange(NUM_KEYS, dtype=jnp.int32)[None]
 ANCHORS = (0, 1, 3, 4, 9, 14)
 ORIGINS: tuple[WindowOrigin, ...] = ("anchor", "query")
 LAYERS = [
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize("origin", ORIGINS)
 @pytest.mark.parametrize("layer", LAYERS, ids=str)
 def test_context_rows_in_sight_of_each_slot(layer: LayerMask, origin: WindowOrigin) -> None:
-    found = np.asarray(context_mask(jnp.asarray(ANCHORS, jnp.int32), WIDTH, NUM_KEYS, layer, origin))
+    found = np.asarray(context_mask(jnp.asarray(ANCHORS, jnp.int32), WIDTH, KEYS, layer, origin))
     assert found.shape == (len(ANCHORS), WIDTH, NUM_KEYS)
     for (row, anchor), slot, key in itertools.product(enumerate(ANCHORS), range(WIDTH), range(NUM_KEYS)):
         in_sight = key < anchor
@@ -33,6 +34,23 @@ def test_context_rows_in_sight_of_each_slot(layer: LayerMask, origin: WindowOrig
         if layer.window is not None and origin == "query":
             in_sight = in_sight and (anchor + slot) - key < layer.window
         assert bool(found[row, slot, key]) == in_sight, (anchor, slot, key)
+
+
+@pytest.mark.parametrize("origin", ORIGINS)
+@pytest.mark.parametrize("layer", LAYERS, ids=str)
+def test_context_rows_of_training_are_seen_by_their_absolute_position(layer: LayerMask, origin: WindowOrigin) -> None:
+    """Rows come in any order, with gaps and padding: what counts is where each one stands."""
+    anchors = (7, 40, 3)
+    positions = np.asarray([[-1, -1, 0, 3, 4, 5, 6], [39, 38, 36, 37, 35, -1, 2], [0, 1, 2, 3, 4, 5, 90]], np.int32)
+    found = np.asarray(context_mask(jnp.asarray(anchors, jnp.int32), WIDTH, jnp.asarray(positions), layer, origin))
+    for (row, anchor), slot, place in itertools.product(enumerate(anchors), range(WIDTH), range(positions.shape[1])):
+        position = positions[row, place]
+        in_sight = 0 <= position < anchor
+        if layer.window is not None and origin == "anchor":
+            in_sight = in_sight and anchor - position <= layer.window
+        if layer.window is not None and origin == "query":
+            in_sight = in_sight and (anchor + slot) - position < layer.window
+        assert bool(found[row, slot, place]) == in_sight, (anchor, slot, position)
 
 
 @pytest.mark.parametrize("origin", ORIGINS)
@@ -62,13 +80,13 @@ def test_target_tokens_see_the_past_and_themselves(window: int | None) -> None:
 
 def test_a_row_without_context_sees_none() -> None:
     for layer, origin in itertools.product(LAYERS, ORIGINS):
-        assert not context_mask(jnp.zeros((1,), jnp.int32), WIDTH, NUM_KEYS, layer, origin).any()
+        assert not context_mask(jnp.zeros((1,), jnp.int32), WIDTH, KEYS, layer, origin).any()
 
 
 def test_the_two_origins_differ_by_one_at_slot_0_and_by_one_more_per_slot() -> None:
     """The anchor-relative window shows one position more at slot 0 and k + 1 more at slot k."""
     layer = LayerMask(window=8)
     by_anchor, by_query = (
-        context_mask(jnp.asarray([12], jnp.int32), WIDTH, NUM_KEYS, layer, origin).sum(axis=-1) for origin in ORIGINS
+        context_mask(jnp.asarray([12], jnp.int32), WIDTH, KEYS, layer, origin).sum(axis=-1) for origin in ORIGINS
     )
     assert (by_anchor - by_query)[0].tolist() == [1, 2, 3, 4, 5]

@@ -12,12 +12,14 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from dspark_jax.architectures.nn.attention.kv_cache import KVCache, KVPages, KVParams
+from dspark_jax.architectures.nn.attention.kv_cache import KVCache, KVPages
+from dspark_jax.architectures.nn.attention.kv_params import KVParams
 from dspark_jax.architectures.nn.attention.ragged_batch import RaggedBatch
-from dspark_jax.architectures.nn.attention.reference import paged_attention
 from dspark_jax.architectures.nn.mlp import GatedMLP
 from dspark_jax.architectures.nn.norms import RMSNorm
+from dspark_jax.speculators_common.numerics.platform import Platform
 
+CPU = Platform.of("cpu")
 HEADS, KV_HEADS, HEAD_DIM, PAGE_SIZE = (
     9,
     3,
@@ -35,7 +37,12 @@ pytestmark = pytest.mark.skipif(jax.default_backend() != "cpu", reason="a proper
 def test_attention(dtype: str, num_pages: int) -> None:
     rng = np.random.default_rng(0)
     params = KVParams(
-        num_layers=1, num_key_value_heads=KV_HEADS, head_dim=HEAD_DIM, page_size=PAGE_SIZE, dtype=DTYPES[dtype]
+        num_layers=1,
+        num_key_value_heads=KV_HEADS,
+        head_dim=HEAD_DIM,
+        page_size=PAGE_SIZE,
+        dtype=DTYPES[dtype],
+        platform=CPU,
     )
     length = num_pages * PAGE_SIZE
     table = jnp.arange(num_pages, dtype=jnp.int32)[None]
@@ -47,7 +54,7 @@ def test_attention(dtype: str, num_pages: int) -> None:
     @jax.jit
     def attend(query: Any, positions: Any) -> Any:
         batch = RaggedBatch.rectangle(jnp.zeros_like(positions)[None], positions[None])
-        return paged_attention(query, cache, 0, batch, scale=HEAD_DIM**-0.5)
+        return cache.paged_attention(0, query, batch, scale=HEAD_DIM**-0.5)
 
     for start in range(20, length - 7, 31):
         query = jnp.asarray(rng.normal(size=(7, HEADS, HEAD_DIM)), jnp.float32)
@@ -59,7 +66,7 @@ def test_attention(dtype: str, num_pages: int) -> None:
 
 @pytest.mark.parametrize(
     "layer",
-    [RMSNorm(HIDDEN, 1e-5), GatedMLP(HIDDEN, 2 * HIDDEN, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))],
+    [RMSNorm(HIDDEN, 1e-5), GatedMLP(HIDDEN, 2 * HIDDEN, dtype=jnp.bfloat16, platform=CPU, rngs=nnx.Rngs(0))],
     ids=lambda layer: type(layer).__name__,
 )
 def test_layers(layer: Any) -> None:

@@ -10,18 +10,27 @@ from flax import nnx
 
 from dspark_jax.architectures.qwen3_moe.experts import ExpertsMLP
 from dspark_jax.speculators_common.numerics.matmul import kernel_values
+from dspark_jax.speculators_common.numerics.platform import Platform
 
+CPU, TPU = Platform.of("cpu"), Platform.of("tpu")
 HIDDEN, WIDTH, EXPERTS, PICKED, TOKENS = 12, 10, 6, 2, 7
 
 
-def layer(*, normalised: bool = True, dtype=jnp.float32) -> ExpertsMLP:
+def layer(*, normalised: bool = True, dtype=jnp.float32, platform: Platform = CPU) -> ExpertsMLP:
     experts = ExpertsMLP(
-        HIDDEN, WIDTH, num_experts=EXPERTS, num_picked=PICKED, normalised=normalised, dtype=dtype, rngs=nnx.Rngs(0)
+        HIDDEN,
+        WIDTH,
+        num_experts=EXPERTS,
+        num_picked=PICKED,
+        normalised=normalised,
+        dtype=dtype,
+        platform=platform,
+        rngs=nnx.Rngs(0),
     )
     if dtype == jnp.float32:
         experts.router.kernel[...] = 50 * experts.router.kernel[...]
-        experts.gate_up[...] = 20 * experts.gate_up[...]
-        experts.down[...] = 20 * experts.down[...]
+        experts.gate_up.kernel[...] = 20 * experts.gate_up.kernel[...]
+        experts.down.kernel[...] = 20 * experts.down.kernel[...]
     return experts
 
 
@@ -33,7 +42,7 @@ def by_hand(experts: ExpertsMLP, x: jax.Array, normalised: bool) -> np.ndarray:
     rows = np.asarray(x, np.float64)
     scores = rows @ np.asarray(kernel_values(experts.router.kernel), np.float64)
     probabilities = np.exp(scores) / np.exp(scores).sum(axis=-1, keepdims=True)
-    gate_up, down = (np.asarray(kernel[...], np.float64) for kernel in (experts.gate_up, experts.down))
+    gate_up, down = (np.asarray(kernel[...], np.float64) for kernel in (experts.gate_up.kernel, experts.down.kernel))
     out = np.zeros_like(rows)
     for token, row in enumerate(rows):
         picked = np.argsort(-probabilities[token])[:PICKED]
@@ -76,15 +85,17 @@ def test_an_expert_that_overflows_harms_only_the_tokens_that_picked_it():
     spared = ~np.any(np.asarray(picked) == broken, axis=1)
     assert spared.any()
     healthy = np.asarray(experts(x))
-    experts.gate_up[...] = experts.gate_up[...].at[broken].set(jnp.inf)
+    experts.gate_up.kernel[...] = experts.gate_up.kernel[...].at[broken].set(jnp.inf)
     harmed = np.asarray(experts(x))
     np.testing.assert_array_equal(harmed[spared], healthy[spared])
     assert not np.isfinite(harmed[~spared]).all()
 
 
-def test_bfloat16_kernels_give_both_ways_the_same_result():
-    experts, x = layer(dtype=jnp.bfloat16), tokens(dtype=jnp.bfloat16)
+@pytest.mark.parametrize(("platform", "stored"), [(CPU, jnp.uint16), (TPU, jnp.bfloat16)])
+def test_bfloat16_kernels_give_both_ways_the_same_result(platform, stored):
+    experts, x = layer(dtype=jnp.bfloat16, platform=platform), tokens(dtype=jnp.bfloat16)
     weights, picked = experts.route(x)
     gathered, over_all = experts.by_gathering(x, weights, picked), experts.over_all(x, weights, picked)
     np.testing.assert_allclose(gathered, over_all, rtol=0.05, atol=1e-6)
     assert experts(x).dtype == jnp.bfloat16
+    assert experts.down.kernel.dtype == stored

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -52,10 +53,10 @@ def test_layers_have_pools_of_their_own_geometry(data_dir: Path) -> None:
     assert params.layer_shapes == ((2, 16), (1, 32), (2, 16), (2, 16), (1, 32), (1, 32))
     assert params.bytes_per_page() == 2 * 6 * 32 * PAGE_SIZE * 4
     pages = KVPages.zeros(params, 3)
-    assert [pool.shape for pool in pages.keys] == [
+    assert [keys.shape for keys, _ in pages.layers] == [
         (3, heads, PAGE_SIZE, head_dim) for heads, head_dim in params.layer_shapes
     ]
-    assert params.bytes_per_page() == sum(pool.nbytes for pool in (*pages.keys, *pages.values)) // 3
+    assert params.bytes_per_page() == sum(pool.nbytes for pool in jax.tree.leaves(pages)) // 3
 
 
 def test_layers_that_share_keys_and_values_store_none(e2b: TargetOracle) -> None:

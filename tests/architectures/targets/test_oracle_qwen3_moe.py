@@ -23,10 +23,7 @@ class TestQwen3Moe(TargetChecks):
 
 def test_experts_are_where_the_config_says(oracle: TargetOracle) -> None:
     assert oracle.target.config.layer_is_sparse == (True, False, True, True, True, True)
-    assert [
-        layer.mlp.down.shape if sparse else kernel_values(layer.mlp.down.kernel).shape
-        for layer, sparse in zip(oracle.target.layers, (1, 0), strict=False)
-    ] == [
+    assert [kernel_values(layer.mlp.down.kernel).shape for layer in oracle.target.layers[:2]] == [
         (4, 24, 64),
         (128, 64),
     ]

@@ -89,7 +89,7 @@ def test_choices_and_figures_are_said_once_on_stderr(run, pair: RecordedPair, ca
         "anchor-first, block of 5",
         "--sample-from-anchor/--no-sample-from-anchor",
         "kv cache",
-        "xla on cpu",
+        "xla-head-major on cpu",
     ):
         assert finished.err.count(said) == 1
     assert str(cache) in finished.err

@@ -43,7 +43,7 @@ def test_a_draft_is_described_one_field_a_line(capsys: Capture, pair: RecordedPa
     assert fields["rotary width"].endswith("--partial-rotary-factor")
     assert fields["taps"] == "2, 3, 5"
     assert fields["vocabulary"] == "199 draft ids of 199 target ids"
-    assert fields["attention backend"] == "xla"
+    assert fields["attention backend"] == "xla-head-major"
     assert fields["unknown fields"] == "none"
     assert fields["markov_head_type"] == "vanilla"
     assert fields["layers"] == "2 x (all context, bidirectional in the block)"

@@ -42,7 +42,7 @@ class Compiled:
     def pool_shapes(self) -> set[Shape]:
         assert self.state.draft_pages is not None
         pages = (self.state.target_pages, self.state.draft_pages)
-        return {pool.shape for side in pages for pool in (*side.keys, *side.values)}
+        return {pool.shape for pool in jax.tree.leaves(pages)}
 
     def table_shapes(self) -> set[Shape]:
         """Every array with an axis of the vocabulary: embeddings, heads, W1 and W2."""

@@ -1,0 +1,105 @@
+"""Where platforms differ, as one value. A program is built for a `Platform`, not for the machine that builds it.
+
+A module gets its platform when it is made, and hands it to its parts; a cache gets it from its module. Nothing else
+asks which platform it is on. So a program for a TPU or a GPU, with the layouts of that platform, can be traced, lowered
+and compiled on a machine that has only a CPU. `docs/performance.md` has the figures behind the choices.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+
+from dspark_jax.speculators_common.errors import RequestError
+
+PlatformName = Literal["cpu", "tpu", "gpu"]
+ArgmaxForm = Literal["blockwise", "plain"]
+SoftmaxForm = Literal["row_independent", "ordinary"]
+
+_BITS = np.dtype(np.uint16)
+_BFLOAT16 = np.dtype(jnp.bfloat16)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Platform:
+    """What a program for one platform looks like."""
+
+    name: PlatformName
+    bfloat16_rows_as_bits: bool
+    """Whether bfloat16 arrays that are read or written by rows are stored as uint16 bit patterns.
+
+    XLA:CPU computes bfloat16 gathers, scatters and chained updates in float32: it converts the whole array, cache or
+    table, in every step. Bit patterns are moved as they are, and turned into bfloat16 by a bitcast that costs nothing.
+    """
+    kernels_by_size: bool
+    """Whether the kernel of a linear map is stored `[in, out]` or `[out, in]` according to its size and dtype; if not,
+    always `[in, out]`.
+    """
+    argmax: ArgmaxForm
+    """`blockwise` halves the cost of a Markov chain on a CPU and doubles the memory traffic of one on a TPU."""
+    softmax: SoftmaxForm
+    """`row_independent`: a row of attention has the same bits however many rows share its step."""
+    tied_head_shares_table: bool
+    """Whether a tied head multiplies by the very array that lookups read. On a CPU it has a copy of its own: lookups
+    need bit patterns, and a one-row float32 product with a `[V, H]` table runs at half the memory bandwidth.
+    """
+    pads_lone_bfloat16_row: bool
+    """Whether a bfloat16 product of one row is computed as one of two rows.
+
+    XLA:CPU has a fast bfloat16 product for two rows or more; a lone row becomes a scalar loop eight times slower, over
+    a converted copy of the kernel.
+    """
+    attention: str
+    """Name of the attention backend (`architectures/nn/attention/backends.py`)."""
+
+    @classmethod
+    def of(cls, name: str) -> Platform:
+        """The platform called `name`: `cpu`, `tpu` or `gpu`. Raises `RequestError` for another name."""
+        platform = _PLATFORMS.get(name)
+        if platform is None:
+            raise RequestError(field="platform", found=name, allowed=", ".join(_PLATFORMS))
+        return platform
+
+    def row_dtype(self, dtype: DTypeLike) -> np.dtype:
+        """Dtype in which an array of `dtype` is stored that is read or written by rows."""
+        return _BITS if self.bfloat16_rows_as_bits and np.dtype(dtype) == _BFLOAT16 else np.dtype(dtype)
+
+
+def default_platform() -> Platform:
+    """The platform that jax compiles for in this process.
+
+    To be called at the outermost edge: by a command, by a function that a user calls, by the constructor of a whole
+    model that was given no platform.
+    """
+    backend = jax.default_backend()
+    return Platform.of("gpu" if backend in ("cuda", "rocm") else backend)
+
+
+_CPU = Platform(
+    name="cpu",
+    bfloat16_rows_as_bits=True,
+    kernels_by_size=True,
+    argmax="blockwise",
+    softmax="row_independent",
+    tied_head_shares_table=False,
+    pads_lone_bfloat16_row=True,
+    attention="xla-head-major",
+)
+_TPU = Platform(
+    name="tpu",
+    bfloat16_rows_as_bits=False,
+    kernels_by_size=False,
+    argmax="plain",
+    softmax="ordinary",
+    tied_head_shares_table=True,
+    pads_lone_bfloat16_row=False,
+    attention="xla-slot-major",
+)
+_PLATFORMS: dict[str, Platform] = {
+    platform.name: platform for platform in (_CPU, _TPU, dataclasses.replace(_TPU, name="gpu"))
+}
