@@ -15,6 +15,8 @@ from dspark_jax.pipelines.speculative.engine import Completion, Engine, EngineOp
 BUCKET = 256  # positions of the smallest bucket
 NEW_TOKENS = 12
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 
 @pytest.fixture(scope="module")
 def pair(data_dir: Path) -> tuple[LoadedTarget, LoadedDraft]:
