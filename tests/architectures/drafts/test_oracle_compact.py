@@ -164,6 +164,16 @@ def test_the_files_say_what_the_draft_is(case: Case) -> None:
     assert (config.thresholds is None) == (case.name != "markov_sts")
 
 
+def test_taps_are_the_recorded_states_that_the_config_names(case: Case) -> None:
+    """Tap j is hidden state j of the target, and `"final"` the last one, after the final norm."""
+    for index in range(ROUNDS):
+        for row in range(ROWS):
+            states = case.row(index, row, "target_hidden_all")
+            assert len(states) == TARGET_LAYERS + 1
+            wanted = np.concatenate([states[-1 if tap == "final" else tap] for tap in case.draft.config.taps], axis=-1)
+            np.testing.assert_array_equal(case.row(index, row, "context_taps"), wanted)
+
+
 def test_context_features_are_the_recorded_ones(case: Case) -> None:
     case.assert_rows_close("context_feature")
 

@@ -113,9 +113,18 @@ def _one_round(
         "tf_corrected_logits": np.asarray(imposed_logits)[0],
         "tf_confidence_logits": _only(draft.predict_confidence(hidden, anchor, imposed[None])),
     }
-    for layer in range(draft.config.num_hidden_layers):
-        keys, values = (np.asarray(part) for part in cache.read(layer))
-        results |= {f"layer{layer}.k_ctx": keys[0, :, :start], f"layer{layer}.v_ctx": values[0, :, :start]}
+    x, angles = embeds, draft.block_angles(cache)
+    for number, layer in enumerate(draft.layers):
+        keys, values = (part[:, :, :start] for part in cache.read(number))
+        normed = layer.input_norm(x)
+        own_keys, own_values = (part.swapaxes(1, 2) for part in layer.attention.keys_values(normed, angles))
+        attended = layer.attention(normed, angles, cache, x.shape[1])
+        x = layer(x, angles, cache, x.shape[1])
+        found = {"k_ctx": keys, "v_ctx": values, "k_block": own_keys, "v_block": own_values}
+        results |= {
+            f"layer{number}.{name}": np.asarray(value)[0]
+            for name, value in {**found, "attn_out": attended, "out": x}.items()
+        }
     return cache, results
 
 
@@ -126,6 +135,14 @@ def _padded(taps: np.ndarray) -> Any:
 
 def _only(rows: Any) -> Any:
     return None if rows is None else np.asarray(rows)[0]
+
+
+def test_taps_are_the_recorded_states_that_the_config_names(replayed: Replayed) -> None:
+    """Tap j is hidden state j of the target, whose records hold all of them; features lie side by side in tap order."""
+    for index in ROUNDS:
+        states = replayed.expected[f"r{index}.target_hidden_all"]
+        wanted = np.concatenate([states[tap] for tap in replayed.draft.config.taps], axis=-1)
+        np.testing.assert_array_equal(replayed.expected[f"r{index}.context_taps"], wanted)
 
 
 def test_context_features_are_the_reference_s(replayed: Replayed) -> None:
@@ -140,6 +157,9 @@ def test_the_cache_holds_the_reference_s_context_keys_and_values(replayed: Repla
 
 def test_the_block_is_embedded_and_run_as_in_the_reference(replayed: Replayed) -> None:
     replayed.assert_close("block_embedding")
+    for layer in range(replayed.draft.config.num_hidden_layers):
+        for name in ("k_block", "v_block", "attn_out", "out"):
+            replayed.assert_close(f"layer{layer}.{name}")
     replayed.assert_close("block_hidden")
 
 

@@ -128,6 +128,14 @@ def _one_round(
     return cache, results
 
 
+def test_taps_are_the_recorded_states_that_the_config_names(replayed: Replayed) -> None:
+    """Tap j is hidden state j of the target, whose records hold all of them; features lie side by side in tap order."""
+    for index in ROUNDS:
+        states = replayed.expected[f"r{index}.target_hidden_all"]
+        wanted = np.concatenate([states[tap] for tap in replayed.draft.config.taps], axis=-1)
+        np.testing.assert_array_equal(replayed.expected[f"r{index}.context_taps"], wanted)
+
+
 def test_context_features_are_the_reference_s(replayed: Replayed) -> None:
     replayed.assert_close("context_feature")
 
