@@ -35,8 +35,9 @@ def quick_compilation() -> Iterator[None]:
 
 @contextlib.contextmanager
 def ordinary_compilation() -> Iterator[None]:
-    """XLA as a user has it, also inside `quick_compilation`; nothing that was compiled before is used again."""
-    jax.clear_caches()
+    """XLA as a user has it, also inside `quick_compilation`. What was compiled before is used again, so the function in
+    question is jitted in here, or `jax.clear_caches` is called.
+    """
     before = jax.config.values["jax_disable_most_optimizations"]
     jax.config.update("jax_disable_most_optimizations", False)
     try:
@@ -44,7 +45,6 @@ def ordinary_compilation() -> Iterator[None]:
             yield
     finally:
         jax.config.update("jax_disable_most_optimizations", before)
-        jax.clear_caches()
 
 
 @functools.cache
