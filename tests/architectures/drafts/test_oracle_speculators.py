@@ -11,6 +11,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any, Literal
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -152,6 +153,37 @@ def test_the_tables_that_a_file_lacks_are_the_target_s(case: Case, request: pyte
         tables.embed_tokens == "own",
         tables.lm_head == "own",
     )
+
+
+def test_the_target_gives_the_recorded_taps_and_last_states(case: Case) -> None:
+    """Every document of both batches on its own, in one forward; the recorded last states are those before the norm."""
+    config, target = case.draft.config, case.target.module
+    texts, wanted = [], []
+    for batch in BATCHES:
+        documents = case.expected[f"{batch}.in.document_ids"]
+        for document in sorted(set(documents.tolist()) - {-1}):
+            here = documents == document
+            texts.append(case.expected[f"{batch}.in.input_ids"][here])
+            wanted.append(
+                [case.expected[f"{batch}.in.{name}"][here] for name in ("hidden_states", "verifier_last_hidden_states")]
+            )
+    length = max(map(len, texts))
+    tokens = np.stack([np.pad(text, (0, length - len(text))) for text in texts])
+    positions = np.stack([[*range(len(text)), *[PADDING_POSITION] * (length - len(text))] for text in texts])
+    pages_per_row = -(-length // PAGE_SIZE)
+    cache = KVCache(
+        pages=KVPages.zeros(target.kv_params(PAGE_SIZE), len(texts) * pages_per_row),
+        page_table=jnp.arange(len(texts) * pages_per_row, dtype=jnp.int32).reshape(len(texts), pages_per_row),
+        lengths=jnp.zeros((len(texts),), jnp.int32),
+    )
+    batch = RaggedBatch.rectangle(jnp.asarray(tokens, jnp.int32), jnp.asarray(positions, jnp.int32))
+    taps = (*config.taps, target.config.num_hidden_layers)
+    _, tapped, _ = jax.jit(lambda *given: target.forward(*given, taps))(batch, cache)
+    tapped = np.asarray(tapped).reshape(len(texts), length, -1)
+    width = len(config.taps) * target.config.hidden_size
+    for row, (text, (hidden, last)) in enumerate(zip(texts, wanted, strict=True)):
+        np.testing.assert_allclose(tapped[row, : len(text), :width], hidden, rtol=0, atol=TOLERANCE)
+        np.testing.assert_allclose(tapped[row, : len(text), width:], last, rtol=0, atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("batch", BATCHES)
