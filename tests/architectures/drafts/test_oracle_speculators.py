@@ -136,6 +136,14 @@ def _corrected(draft: Any, base_logits: Any, previous: np.ndarray, hidden: Any) 
     return base_logits + jnp.stack(biases, axis=1)[:, hidden.shape[1] - base_logits.shape[1] :]
 
 
+def _all_logits(case: Case, batch: Batch) -> Any:
+    """Base logits of all slots, slot 0 of a fill-in draft included."""
+    hidden = case.hidden[batch]
+    if not case.draft.config.sample_from_anchor:
+        hidden = jnp.concatenate([jnp.zeros_like(hidden[:, :1]), hidden], axis=1)
+    return case.draft.compute_logits(hidden, case.target.module)
+
+
 def _previous(case: Case, batch: Batch) -> np.ndarray:
     """Teacher forcing: the data's token before the one that each slot proposes; the anchor for slot 0 in both
     layouts.
@@ -176,9 +184,9 @@ def test_the_target_gives_the_recorded_taps_and_last_states(case: Case) -> None:
         page_table=jnp.arange(len(texts) * pages_per_row, dtype=jnp.int32).reshape(len(texts), pages_per_row),
         lengths=jnp.zeros((len(texts),), jnp.int32),
     )
-    batch = RaggedBatch.rectangle(jnp.asarray(tokens, jnp.int32), jnp.asarray(positions, jnp.int32))
+    whole = RaggedBatch.rectangle(jnp.asarray(tokens, jnp.int32), jnp.asarray(positions, jnp.int32))
     taps = (*config.taps, target.config.num_hidden_layers)
-    _, tapped, _ = jax.jit(lambda *given: target.forward(*given, taps))(batch, cache)
+    _, tapped, _ = jax.jit(lambda *given: target.forward(*given, taps))(whole, cache)
     tapped = np.asarray(tapped).reshape(len(texts), length, -1)
     width = len(config.taps) * target.config.hidden_size
     for row, (text, (hidden, last)) in enumerate(zip(texts, wanted, strict=True)):
@@ -193,15 +201,14 @@ def test_block_states_of_every_anchor_are_the_library_s(case: Case, batch: Batch
 
 @pytest.mark.parametrize("batch", BATCHES)
 def test_base_logits_of_every_anchor_are_the_library_s(case: Case, batch: Batch) -> None:
-    logits = case.draft.compute_logits(case.hidden[batch], case.target.module)
-    case.assert_close(logits, f"{batch}.base_logits", case.slots)
+    """Of every slot, also the one that a fill-in draft drops: a slot of nothing before it is dropped in its place."""
+    case.assert_close(_all_logits(case, batch), f"{batch}.base_logits")
 
 
 @pytest.mark.parametrize("batch", BATCHES)
 def test_teacher_forced_logits_are_the_library_s(case: Case, batch: Batch) -> None:
-    base_logits = case.draft.compute_logits(case.hidden[batch], case.target.module)
-    corrected = _corrected(case.draft, base_logits, _previous(case, batch), case.hidden[batch])
-    case.assert_close(corrected, f"{batch}.corrected_logits", case.slots)
+    corrected = _corrected(case.draft, _all_logits(case, batch), _previous(case, batch), case.hidden[batch])
+    case.assert_close(corrected, f"{batch}.corrected_logits")
 
 
 @pytest.mark.parametrize("batch", BATCHES)
