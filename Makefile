@@ -17,7 +17,7 @@ NO_ENVIRONMENT := $(shell $(BIN)/python -c '$(IS_SUPPORTED)' 2>/dev/null || echo
 .PHONY: test demo lint clean no-environment
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 demo: $(VENV)/.installed-demo
 	$(BIN)/dspark generate --target smollm2 --draft models/smollm2-135m-dspark --num-speculative-tokens 3 --prompt "$(PROMPT)" --compare

@@ -1,7 +1,8 @@
 """Test configuration: stricter than any user's. Annotations are enforced at run time, silent promotion and rank
 broadcasting are errors.
 
-The order matters: the environment before jax is imported, the annotation checks before `dspark_jax` is.
+The order matters: the environment before jax is imported, the annotation checks before `dspark_jax` is. So nothing here
+imports `dspark_jax`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import importlib.util
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 _DEVICE_COUNT_FLAG = "--xla_force_host_platform_device_count"
 
@@ -21,19 +23,19 @@ import hypothesis
 import jax
 import pytest
 
-from tests.support import annotation_checks
+from tests.support import annotation_checks, compilation
 
 # By call and not by environment variable: commands that a test starts run as a user's do.
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
-
-annotation_checks.install()
 
 # The same examples in every run: a gate that fails by chance teaches nobody anything.
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("repeatable")
 
 _DATA_DIR = Path(__file__).parent / "data"
+_KEPT_MEBIBYTES = 1000  # a module adds up to half as much to what is kept
+_PEAKS = pytest.StashKey[list[int]]()
 
 
 @pytest.fixture(scope="session")
@@ -45,9 +47,65 @@ def data_dir() -> Path:
 @pytest.fixture(scope="module")
 def quick_compilation() -> Iterator[None]:
     """XLA without its slow passes: for test modules that compile much and compute little. Results agree to rounding."""
-    jax.config.update("jax_disable_most_optimizations", True)
+    with compilation.quick_compilation():
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def bounded_memory() -> Iterator[None]:
+    """Programs are kept for the modules that follow, until they are too many."""
     yield
-    jax.config.update("jax_disable_most_optimizations", False)
+    if compilation.resident_mebibytes() > _KEPT_MEBIBYTES:
+        compilation.forget_compiled_programs()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--no-annotation-checks`: a fifth less time, for a run beside one that checks."""
+    parser.addoption("--no-annotation-checks", action="store_true", help="do not check annotations at run time")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Install the annotation checks before the first test module is imported."""
+    if not config.getoption("--no-annotation-checks"):
+        annotation_checks.install()
+    if config.pluginmanager.hasplugin("xdist"):
+        config.pluginmanager.register(_WorkerPeaks(config))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Slow files first: where workers take whole files, none is left with the longest one at the end."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Tell the peak of this process's memory; a worker of xdist hands it to the one that reports."""
+    peak = compilation.peak_mebibytes()
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["peak_mebibytes"] = peak
+    else:
+        session.config.stash.setdefault(_PEAKS, []).append(peak)
+
+
+class _WorkerPeaks:
+    """What the workers say at their end. A plugin of its own, as these hooks exist only where xdist is installed."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def pytest_testnodedown(self, node: Any, error: object) -> None:
+        del error
+        peak = getattr(node, "workeroutput", {}).get("peak_mebibytes")
+        if peak is not None:
+            self._config.stash.setdefault(_PEAKS, []).append(peak)
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """One line: the peak memory of every process that ran tests."""
+    peaks = config.stash.get(_PEAKS, [])
+    terminalreporter.write_line(f"peak memory: {', '.join(f'{peak} MiB' for peak in sorted(peaks, reverse=True))}")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

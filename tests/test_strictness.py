@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import beartype
 import jax
@@ -16,6 +17,8 @@ from jaxtyping import Array, Float, Int
 
 from dspark_jax.speculators_common.errors import field_error
 from dspark_jax.speculators_common.formats.draft_config import LayerMask
+from tests.support.compilation import ordinary_compilation, quick_compilation
+from tests.support.hlo_text import instructions
 
 
 @jaxtyping.jaxtyped(typechecker=beartype.beartype)
@@ -32,12 +35,20 @@ def _pages(**changes: object) -> Pages:
     return Pages(**fields)  # type: ignore[arg-type]
 
 
+@pytest.fixture
+def annotations_are_checked(pytestconfig: pytest.Config) -> None:
+    if pytestconfig.getoption("--no-annotation-checks"):
+        pytest.skip("this run was asked not to check annotations")
+
+
+@pytest.mark.usefixtures("annotations_are_checked")
 def test_wrong_argument_types_are_refused_in_the_package() -> None:
     field_error(Path("config.json"), "block_size", 0, "at least 2")
     with pytest.raises(jaxtyping.TypeCheckError, match="file"):
         field_error(3, "block_size", 0, "at least 2")  # type: ignore[arg-type]
 
 
+@pytest.mark.usefixtures("annotations_are_checked")
 def test_wrong_field_types_are_refused_in_the_package() -> None:
     assert LayerMask(window=4).window == 4
     with pytest.raises(jaxtyping.TypeCheckError, match="window"):
@@ -52,6 +63,7 @@ def test_a_state_that_we_construct_wrongly_is_refused(changes: dict[str, object]
         _pages(**changes)
 
 
+@pytest.mark.usefixtures("annotations_are_checked")
 def test_a_state_that_jax_rebuilds_may_hold_anything() -> None:
     pages = _pages()
     assert jax.eval_shape(lambda p: p, pages).values == jax.ShapeDtypeStruct((3, 2), jnp.float32)
@@ -74,3 +86,21 @@ def test_ranks_and_dtypes_are_not_promoted_silently() -> None:
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="virtual devices exist on cpu only")
 def test_eight_devices_are_there() -> None:
     assert len(jax.devices()) == 8
+
+
+def test_quick_and_ordinary_compilation_reach_xla() -> None:
+    """By the program that comes out: the same function, compiled anew in every setting, after all of XLA's passes."""
+    x = jnp.ones((4, 9))
+
+    def optimised() -> list[str]:
+        compiled: Any = jax.jit(lambda x: jnp.sin(x) @ jnp.cos(x).T + x.sum()).lower(x).compile()
+        return [opcode for opcode, _, _ in instructions(compiled.as_text())]
+
+    usual = optimised()
+    with quick_compilation():
+        quick = optimised()
+        with ordinary_compilation():
+            assert optimised() == usual
+        assert optimised() == quick
+    assert optimised() == usual
+    assert quick != usual

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from dspark_jax.architectures.nn.attention.kv_cache import KVParams
+from dspark_jax.architectures.nn.attention.kv_params import KVParams
 from dspark_jax.pipelines.speculative.generation import Generation, Request
 from dspark_jax.speculators_common.errors import RequestError
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig

@@ -28,6 +28,9 @@ _RNG = np.random.default_rng(11)
 PROMPTS = tuple(tuple(_RNG.integers(0, VOCAB, 4).tolist()) for _ in range(4))
 
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> LoadedTarget:
     return load_target(tiny_target().write(tmp_path_factory.mktemp("tiny") / "target"), jnp.float32)

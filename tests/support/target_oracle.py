@@ -23,6 +23,7 @@ from dspark_jax.architectures.nn.attention.ragged_batch import PADDING_POSITION,
 from dspark_jax.pipelines.checkpoints.loading import LoadedTarget, load_target
 from dspark_jax.pipelines.speculative.engine import Completion, Engine, EngineOptions, Request
 from dspark_jax.speculators_common.numerics.matmul import set_kernel_values
+from tests.support.compilation import ordinary_compilation
 from tests.support.requests import request_for
 
 ROWS, LENGTH, PROMPT, PAGE_SIZE, PAGES_PER_ROW = 2, 20, 4, 8, 3
@@ -54,8 +55,13 @@ class TargetOracle:
     def run(self, batch: RaggedBatch, cache: KVCache | None = None) -> tuple[Any, Any, KVCache]:
         """(final-normed states, all taps stacked on an axis of their own, cache)."""
         taps = tuple(range(self.target.config.num_hidden_layers + 1))
-        hidden, tapped, cache = self.target.forward(batch, cache or self.empty_cache(), taps)
+        hidden, tapped, cache = self.forward(batch, cache or self.empty_cache(), taps)
         return hidden, tapped.reshape(-1, len(taps), hidden.shape[-1]), cache
+
+    @functools.cached_property
+    def forward(self) -> Any:
+        """The target's `forward` in one program for all batches of a shape."""
+        return jax.jit(lambda *given: self.target.forward(*given), static_argnums=2)
 
     @functools.cached_property
     def full_run(self) -> tuple[Any, Any]:
@@ -147,7 +153,7 @@ class TargetChecks:
         assert f"hidden_states.{last + 1}" not in oracle.expected
 
     def test_taps_are_side_by_side_in_the_order_asked_for(self, oracle: TargetOracle) -> None:
-        _, tapped, _ = oracle.target.forward(oracle.full_batch(), oracle.empty_cache(), (0, 1, 3, 5))
+        _, tapped, _ = oracle.forward(oracle.full_batch(), oracle.empty_cache(), (0, 1, 3, 5))
         wanted = jnp.concatenate([oracle.full_run[1][:, :, tap] for tap in (0, 1, 3, 5)], axis=-1)
         np.testing.assert_array_equal(tapped.reshape(wanted.shape), wanted)
 
@@ -161,6 +167,14 @@ class TargetChecks:
         np.testing.assert_allclose(
             from_tap, jax.nn.log_softmax(jnp.asarray(oracle.expected["logits"]), axis=-1), rtol=0, atol=TOLERANCE
         )
+
+    def test_the_program_that_a_user_runs_gives_the_reference_s_logits(self, oracle: TargetOracle) -> None:
+        """One compiled forward with XLA's ordinary optimisation; the other tests compile quickly."""
+        with ordinary_compilation():
+            run = jax.jit(lambda *given: oracle.target.compute_logits(oracle.target.forward(*given, (0, 1))[0]))
+            logits = run(oracle.full_batch(), oracle.empty_cache())
+        wanted = oracle.expected["logits"]
+        np.testing.assert_allclose(logits.reshape(wanted.shape), wanted, rtol=0, atol=TOLERANCE)
 
     @pytest.mark.parametrize("side", ["rightpad", "leftpad"])
     def test_padded_batches_give_the_reference_s_logits(self, oracle: TargetOracle, side: str) -> None:

@@ -15,6 +15,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32
 
 from dspark_jax.architectures.nn.attention.backend import AttentionBackend, AttentionCase, LayerPools, Operation
+from dspark_jax.architectures.nn.attention.backends import attention_backend
+from dspark_jax.architectures.nn.attention.kv_params import KVParams
 from dspark_jax.architectures.nn.attention.ragged_batch import RaggedBatch
 from dspark_jax.speculators_common.formats.draft_config import LayerMask, WindowOrigin
 from dspark_jax.speculators_common.numerics.platform import Platform
@@ -29,6 +31,12 @@ class KVPages:
 
     layers: tuple[LayerPools, ...]
     backend: AttentionBackend = dataclasses.field(metadata={"static": True})
+
+    @classmethod
+    def zeros(cls, params: KVParams, num_pages: int) -> KVPages:
+        """Empty pools of `num_pages` pages, laid out for `params.platform`."""
+        backend = attention_backend(params.platform)
+        return cls(layers=backend.zeros(params, num_pages), backend=backend)
 
     @property
     def platform(self) -> Platform:

@@ -24,6 +24,7 @@ from dspark_jax.architectures.nn.attention.kv_cache import KVCache, KVPages
 from dspark_jax.architectures.nn.attention.ragged_batch import PADDING_POSITION, RaggedBatch
 from dspark_jax.speculators_common.formats.compact.format import CompactDims, tensor_shapes
 from dspark_jax.speculators_common.heads.confidence_head import confident_length_after_first
+from tests.support.compilation import ordinary_compilation
 
 SOFT_CAPS = {"markov": None, "rnn": 6.0, "markov_sts": 11.0}
 ROWS, WIDTH, LAYERS, ROUNDS, TARGET_LAYERS = 4, 5, 2, 2, 6
@@ -88,11 +89,14 @@ class Case:
 
 @pytest.fixture(scope="module", params=list(SOFT_CAPS))
 def case(request: pytest.FixtureRequest, data_dir: Path) -> Case:
-    folder = data_dir / "H_compact" / request.param
+    return _case(data_dir / "H_compact" / request.param)
+
+
+def _case(folder: Path) -> Case:
     dims = CompactDims(hidden_size=64, vocab_size=199, rms_norm_eps=1e-6, num_layers=TARGET_LAYERS)
     draft = dspark_compact.load(folder, dims=dims, target_id="tiny-target@64x199")
     expected = load_file(folder / "expected.safetensors")
-    tables = Tables(expected["target.embed"], expected["target.lm_head"], SOFT_CAPS[request.param])
+    tables = Tables(expected["target.embed"], expected["target.lm_head"], SOFT_CAPS[folder.name])
     one_round = jax.jit(functools.partial(_one_round, draft, tables))
     cache = KVCache(
         pages=KVPages.zeros(draft.kv_params(PAGE_SIZE), ROWS * PAGES_PER_ROW),
@@ -109,7 +113,7 @@ def case(request: pytest.FixtureRequest, data_dir: Path) -> Case:
             positions[row, :count] = range(length - count, length)
         cache, results = one_round(cache, taps, positions, lengths, expected[f"r{index}.anchors"])
         rounds.append(results)
-    return Case(request.param, draft, tables, expected, rounds)
+    return Case(folder.name, draft, tables, expected, rounds)
 
 
 def _one_round(
@@ -164,6 +168,16 @@ def test_the_files_say_what_the_draft_is(case: Case) -> None:
     assert (config.thresholds is None) == (case.name != "markov_sts")
 
 
+def test_taps_are_the_recorded_states_that_the_config_names(case: Case) -> None:
+    """Tap j is hidden state j of the target, and `"final"` the last one, after the final norm."""
+    for index in range(ROUNDS):
+        for row in range(ROWS):
+            states = case.row(index, row, "target_hidden_all")
+            assert len(states) == TARGET_LAYERS + 1
+            wanted = np.concatenate([states[-1 if tap == "final" else tap] for tap in case.draft.config.taps], axis=-1)
+            np.testing.assert_array_equal(case.row(index, row, "context_taps"), wanted)
+
+
 def test_context_features_are_the_recorded_ones(case: Case) -> None:
     case.assert_rows_close("context_feature")
 
@@ -185,6 +199,18 @@ def test_the_block_is_embedded_and_run_as_recorded(case: Case) -> None:
 def test_logits_are_the_recorded_ones_before_and_after_the_sequence_head(case: Case) -> None:
     case.assert_rows_close("base_logits")
     case.assert_rows_close("corrected_logits")
+
+
+@pytest.mark.parametrize("name", ["markov", "rnn"])
+def test_the_round_that_a_user_runs_gives_the_recorded_values(name: str, data_dir: Path) -> None:
+    """XLA's ordinary optimisation; the other tests compile quickly."""
+    with ordinary_compilation():
+        ordinary = _case(data_dir / "H_compact" / name)
+    for value in ("layer1.k_ctx", "layer1.out", "base_logits", "corrected_logits", "confidence_logits"):
+        ordinary.assert_rows_close(value)
+    for index in range(ROUNDS):
+        wanted = [ordinary.row(index, row, "sampled_tokens").tolist() for row in range(ROWS)]
+        assert ordinary.rounds[index]["sampled_tokens"].tolist() == wanted
 
 
 def test_greedy_drafts_are_exactly_the_recorded_ones(case: Case) -> None:

@@ -5,6 +5,7 @@ context cache.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from dspark_jax.architectures.nn.attention.kv_cache import KVCache, KVPages
 from dspark_jax.architectures.nn.attention.ragged_batch import PADDING_POSITION, RaggedBatch
 from dspark_jax.pipelines.checkpoints.loading import LoadedTarget, load_draft, load_target
 from dspark_jax.speculators_common.heads.confidence_head import confident_length
+from tests.support.compilation import ordinary_compilation
 
 VARIANTS = [
     "vanilla",
@@ -65,7 +67,10 @@ def target(data_dir: Path) -> LoadedTarget:
 
 @pytest.fixture(scope="module", params=VARIANTS)
 def replayed(request: pytest.FixtureRequest, data_dir: Path, target: LoadedTarget) -> Replayed:
-    folder = data_dir / "A_deepspec_qwen3" / request.param
+    return _replayed(data_dir / "A_deepspec_qwen3" / request.param, target)
+
+
+def _replayed(folder: Path, target: LoadedTarget) -> Replayed:
     draft = load_draft(folder, target, jnp.float32).module
     expected = load_file(folder / "expected.safetensors")
     # Pages in an order that no formula gives: only the page table says where a position lives.
@@ -74,48 +79,66 @@ def replayed(request: pytest.FixtureRequest, data_dir: Path, target: LoadedTarge
         page_table=jnp.asarray([[3, 0, 5, 1, 4, 2]], jnp.int32),
         lengths=jnp.zeros((1,), jnp.int32),
     )
-    rounds = []
+    one_round = jax.jit(functools.partial(_one_round, draft))
+    rounds: list[dict[str, Any]] = []
     for index in ROUNDS:
-        cache, results = _one_round(
-            draft, cache, {name: expected[f"r{index}.{name}"] for name in _INPUTS}, expected["token_ids"]
+        start, count = int(expected[f"r{index}.start"][0]), int(expected[f"r{index}.num_new_context"][0])
+        positions = np.asarray([[*range(start - count, start), *[PADDING_POSITION] * (9 - count)]], np.int32)
+        cache, results = one_round(
+            cache,
+            _padded(expected[f"r{index}.context_taps"]),
+            positions,
+            expected[f"r{index}.start"],
+            expected["token_ids"][start : start + 1],
+            expected[f"r{index}.tf_tokens"],
         )
-        rounds.append(results)
+        results = {name: np.asarray(value)[0] for name, value in results.items()}
+        # What a padded context has beyond its rows means nothing.
+        results["context_feature"] = results["context_feature"][:count]
+        of_round = {name: value[:, :start] if name.endswith("_ctx") else value for name, value in results.items()}
+        if not draft.config.enable_confidence_head:
+            of_round |= {"confidence_logits": None, "tf_confidence_logits": None}
+        rounds.append({**of_round, "start": start})
     return Replayed(draft, expected, rounds)
 
 
-_INPUTS = ("start", "num_new_context", "context_taps", "tf_tokens")
-
-
 def _one_round(
-    draft: Any, cache: KVCache, given: dict[str, np.ndarray], token_ids: np.ndarray
+    draft: Any, cache: KVCache, taps: Any, positions: Any, start: Any, anchor: Any, imposed: Any
 ) -> tuple[KVCache, dict[str, Any]]:
-    start, count = int(given["start"][0]), int(given["num_new_context"][0])
-    context = draft.project_target_hidden(_padded(given["context_taps"]))
-    positions = jnp.asarray([[*range(start - count, start), *[PADDING_POSITION] * (9 - count)]], jnp.int32)
+    """A round over one paged cache, by the methods that the compiled round calls; every result has one row."""
+    context = draft.project_target_hidden(taps)
     cache = draft.materialize_kv(context, RaggedBatch.rectangle(jnp.zeros_like(positions), positions), cache)
-    cache = dataclasses.replace(cache, lengths=jnp.asarray([start], jnp.int32))
-    anchor = jnp.asarray(token_ids[start : start + 1])
+    cache = dataclasses.replace(cache, lengths=start)
     embeds = draft.embed_block(anchor)
     hidden = draft.forward_block(embeds, cache)
     base_logits = draft.compute_logits(hidden)
     tokens, corrected = draft.draft_chain(base_logits, anchor, hidden=hidden)
-    imposed = jnp.asarray(given["tf_tokens"])
     _, imposed_logits = draft.draft_chain(base_logits, anchor, lambda logits, slot: imposed[slot][None], hidden=hidden)
     results = {
-        "start": start,
-        "context_feature": np.asarray(context)[:count],
-        "block_embedding": np.asarray(embeds)[0],
-        "block_hidden": np.asarray(hidden)[0],
-        "base_logits": np.asarray(base_logits)[0],
-        "sampled_tokens": np.asarray(tokens)[0],
-        "corrected_logits": np.asarray(corrected)[0],
-        "confidence_logits": _only(draft.predict_confidence(hidden, anchor, tokens)),
-        "tf_corrected_logits": np.asarray(imposed_logits)[0],
-        "tf_confidence_logits": _only(draft.predict_confidence(hidden, anchor, imposed[None])),
+        "context_feature": context[None],
+        "block_embedding": embeds,
+        "block_hidden": hidden,
+        "base_logits": base_logits,
+        "sampled_tokens": tokens,
+        "corrected_logits": corrected,
+        "tf_corrected_logits": imposed_logits,
     }
-    for layer in range(draft.config.num_hidden_layers):
-        keys, values = (np.asarray(part) for part in cache.read(layer))
-        results |= {f"layer{layer}.k_ctx": keys[0, :, :start], f"layer{layer}.v_ctx": values[0, :, :start]}
+    if draft.config.enable_confidence_head:
+        results |= {
+            "confidence_logits": draft.predict_confidence(hidden, anchor, tokens),
+            "tf_confidence_logits": draft.predict_confidence(hidden, anchor, imposed[None]),
+        }
+    else:
+        assert draft.predict_confidence(hidden, anchor, tokens) is None
+    x, angles = embeds, draft.block_angles(cache)
+    for number, layer in enumerate(draft.layers):
+        keys, values = cache.read(number)
+        normed = layer.input_norm(x)
+        own_keys, own_values = (part.swapaxes(1, 2) for part in layer.attention.keys_values(normed, angles))
+        attended = layer.attention(normed, angles, cache, x.shape[1])
+        x = layer(x, angles, cache, x.shape[1])
+        found = {"k_ctx": keys, "v_ctx": values, "k_block": own_keys, "v_block": own_values}
+        results |= {f"layer{number}.{name}": value for name, value in {**found, "attn_out": attended, "out": x}.items()}
     return cache, results
 
 
@@ -124,8 +147,27 @@ def _padded(taps: np.ndarray) -> Any:
     return jnp.asarray(np.concatenate([taps, np.full((9 - len(taps), taps.shape[1]), 1e3, np.float32)]))
 
 
-def _only(rows: Any) -> Any:
-    return None if rows is None else np.asarray(rows)[0]
+@pytest.mark.parametrize("variant", ["gated", "rnn"])
+def test_the_round_that_a_user_runs_gives_the_reference_s_values(
+    variant: str, data_dir: Path, target: LoadedTarget
+) -> None:
+    """XLA's ordinary optimisation; the other tests compile quickly."""
+    with ordinary_compilation():
+        ordinary = _replayed(data_dir / "A_deepspec_qwen3" / variant, target)
+    for name in ("layer1.k_ctx", "layer1.out", "base_logits", "corrected_logits", "confidence_logits"):
+        ordinary.assert_close(name)
+    for index in ROUNDS:
+        assert (
+            ordinary.rounds[index]["sampled_tokens"].tolist() == ordinary.expected[f"r{index}.sampled_tokens"].tolist()
+        )
+
+
+def test_taps_are_the_recorded_states_that_the_config_names(replayed: Replayed) -> None:
+    """Tap j is hidden state j of the target, whose records hold all of them; features lie side by side in tap order."""
+    for index in ROUNDS:
+        states = replayed.expected[f"r{index}.target_hidden_all"]
+        wanted = np.concatenate([states[tap] for tap in replayed.draft.config.taps], axis=-1)
+        np.testing.assert_array_equal(replayed.expected[f"r{index}.context_taps"], wanted)
 
 
 def test_context_features_are_the_reference_s(replayed: Replayed) -> None:
@@ -140,6 +182,9 @@ def test_the_cache_holds_the_reference_s_context_keys_and_values(replayed: Repla
 
 def test_the_block_is_embedded_and_run_as_in_the_reference(replayed: Replayed) -> None:
     replayed.assert_close("block_embedding")
+    for layer in range(replayed.draft.config.num_hidden_layers):
+        for name in ("k_block", "v_block", "attn_out", "out"):
+            replayed.assert_close(f"layer{layer}.{name}")
     replayed.assert_close("block_hidden")
 
 

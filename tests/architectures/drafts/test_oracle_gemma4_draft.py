@@ -21,6 +21,7 @@ from dspark_jax.architectures.nn.attention.ragged_batch import PADDING_POSITION,
 from dspark_jax.pipelines.checkpoints.checkpoint import open_checkpoint
 from dspark_jax.pipelines.checkpoints.loading import LoadedTarget, load_draft, load_target
 from dspark_jax.speculators_common.errors import CheckpointError
+from tests.support.compilation import ordinary_compilation
 from tests.support.tiny_checkpoints import TinyCheckpoint
 
 VARIANTS = ["keqv_softcap_vanilla", "sepv_nosoftcap_plainconf", "unified_keqv_softcap"]
@@ -59,7 +60,10 @@ def target(data_dir: Path) -> LoadedTarget:
 
 @pytest.fixture(scope="module", params=VARIANTS)
 def replayed(request: pytest.FixtureRequest, data_dir: Path, target: LoadedTarget) -> Replayed:
-    folder = data_dir / "B_deepspec_gemma4" / request.param
+    return _replayed(data_dir / "B_deepspec_gemma4" / request.param, target)
+
+
+def _replayed(folder: Path, target: LoadedTarget) -> Replayed:
     draft = load_draft(folder, target, jnp.float32).module
     expected = load_file(folder / "expected.safetensors")
     cache = KVCache(
@@ -128,6 +132,14 @@ def _one_round(
     return cache, results
 
 
+def test_taps_are_the_recorded_states_that_the_config_names(replayed: Replayed) -> None:
+    """Tap j is hidden state j of the target, whose records hold all of them; features lie side by side in tap order."""
+    for index in ROUNDS:
+        states = replayed.expected[f"r{index}.target_hidden_all"]
+        wanted = np.concatenate([states[tap] for tap in replayed.draft.config.taps], axis=-1)
+        np.testing.assert_array_equal(replayed.expected[f"r{index}.context_taps"], wanted)
+
+
 def test_context_features_are_the_reference_s(replayed: Replayed) -> None:
     replayed.assert_close("context_feature")
 
@@ -166,6 +178,18 @@ def test_the_soft_cap_bounds_the_base_logits_alone(replayed: Replayed) -> None:
         assert jnp.abs(corrected).max() > 30
     bias = results["corrected_logits"][0] - results["base_logits"][0]
     np.testing.assert_allclose(corrected[0, 0] - base_logits[0, 0], bias, rtol=0, atol=TOLERANCE)
+
+
+def test_the_round_that_a_user_runs_gives_the_recorded_values(data_dir: Path, target: LoadedTarget) -> None:
+    """XLA's ordinary optimisation; the other tests compile quickly."""
+    for variant in VARIANTS[:2]:
+        with ordinary_compilation():
+            ordinary = _replayed(data_dir / "B_deepspec_gemma4" / variant, target)
+        for name in ("layer1.k_ctx", "layer1.out", "base_logits", "corrected_logits", "confidence_logits"):
+            ordinary.assert_close(name)
+        for index in ROUNDS:
+            drafts = ordinary.rounds[index]["sampled_tokens"].tolist()
+            assert drafts == ordinary.expected[f"r{index}.sampled_tokens"].tolist()
 
 
 def test_greedy_drafts_are_exactly_the_reference_s(replayed: Replayed) -> None:

@@ -11,6 +11,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any, Literal
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -135,6 +136,14 @@ def _corrected(draft: Any, base_logits: Any, previous: np.ndarray, hidden: Any) 
     return base_logits + jnp.stack(biases, axis=1)[:, hidden.shape[1] - base_logits.shape[1] :]
 
 
+def _all_logits(case: Case, batch: Batch) -> Any:
+    """Base logits of all slots, slot 0 of a fill-in draft included."""
+    hidden = case.hidden[batch]
+    if not case.draft.config.sample_from_anchor:
+        hidden = jnp.concatenate([jnp.zeros_like(hidden[:, :1]), hidden], axis=1)
+    return case.draft.compute_logits(hidden, case.target.module)
+
+
 def _previous(case: Case, batch: Batch) -> np.ndarray:
     """Teacher forcing: the data's token before the one that each slot proposes; the anchor for slot 0 in both
     layouts.
@@ -154,6 +163,37 @@ def test_the_tables_that_a_file_lacks_are_the_target_s(case: Case, request: pyte
     )
 
 
+def test_the_target_gives_the_recorded_taps_and_last_states(case: Case) -> None:
+    """Every document of both batches on its own, in one forward; the recorded last states are those before the norm."""
+    config, target = case.draft.config, case.target.module
+    texts, wanted = [], []
+    for batch in BATCHES:
+        documents = case.expected[f"{batch}.in.document_ids"]
+        for document in sorted(set(documents.tolist()) - {-1}):
+            here = documents == document
+            texts.append(case.expected[f"{batch}.in.input_ids"][here])
+            wanted.append(
+                [case.expected[f"{batch}.in.{name}"][here] for name in ("hidden_states", "verifier_last_hidden_states")]
+            )
+    length = max(map(len, texts))
+    tokens = np.stack([np.pad(text, (0, length - len(text))) for text in texts])
+    positions = np.stack([[*range(len(text)), *[PADDING_POSITION] * (length - len(text))] for text in texts])
+    pages_per_row = -(-length // PAGE_SIZE)
+    cache = KVCache(
+        pages=KVPages.zeros(target.kv_params(PAGE_SIZE), len(texts) * pages_per_row),
+        page_table=jnp.arange(len(texts) * pages_per_row, dtype=jnp.int32).reshape(len(texts), pages_per_row),
+        lengths=jnp.zeros((len(texts),), jnp.int32),
+    )
+    whole = RaggedBatch.rectangle(jnp.asarray(tokens, jnp.int32), jnp.asarray(positions, jnp.int32))
+    taps = (*config.taps, target.config.num_hidden_layers)
+    _, tapped, _ = jax.jit(lambda *given: target.forward(*given, taps))(whole, cache)
+    tapped = np.asarray(tapped).reshape(len(texts), length, -1)
+    width = len(config.taps) * target.config.hidden_size
+    for row, (text, (hidden, last)) in enumerate(zip(texts, wanted, strict=True)):
+        np.testing.assert_allclose(tapped[row, : len(text), :width], hidden, rtol=0, atol=TOLERANCE)
+        np.testing.assert_allclose(tapped[row, : len(text), width:], last, rtol=0, atol=TOLERANCE)
+
+
 @pytest.mark.parametrize("batch", BATCHES)
 def test_block_states_of_every_anchor_are_the_library_s(case: Case, batch: Batch) -> None:
     case.assert_close(case.hidden[batch], f"{batch}.block_hidden")
@@ -161,15 +201,14 @@ def test_block_states_of_every_anchor_are_the_library_s(case: Case, batch: Batch
 
 @pytest.mark.parametrize("batch", BATCHES)
 def test_base_logits_of_every_anchor_are_the_library_s(case: Case, batch: Batch) -> None:
-    logits = case.draft.compute_logits(case.hidden[batch], case.target.module)
-    case.assert_close(logits, f"{batch}.base_logits", case.slots)
+    """Of every slot, also the one that a fill-in draft drops: a slot of nothing before it is dropped in its place."""
+    case.assert_close(_all_logits(case, batch), f"{batch}.base_logits")
 
 
 @pytest.mark.parametrize("batch", BATCHES)
 def test_teacher_forced_logits_are_the_library_s(case: Case, batch: Batch) -> None:
-    base_logits = case.draft.compute_logits(case.hidden[batch], case.target.module)
-    corrected = _corrected(case.draft, base_logits, _previous(case, batch), case.hidden[batch])
-    case.assert_close(corrected, f"{batch}.corrected_logits", case.slots)
+    corrected = _corrected(case.draft, _all_logits(case, batch), _previous(case, batch), case.hidden[batch])
+    case.assert_close(corrected, f"{batch}.corrected_logits")
 
 
 @pytest.mark.parametrize("batch", BATCHES)

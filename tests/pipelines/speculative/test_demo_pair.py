@@ -21,7 +21,7 @@ from tests.support.requests import request_for
 from tests.support.rounds import one_row_state
 
 pytest.importorskip("gguf", reason="the demo target is a GGUF file")
-pytestmark = pytest.mark.smollm2
+pytestmark = [pytest.mark.smollm2, pytest.mark.slow]
 
 DRAFT = Path(__file__).parents[3] / "models" / "smollm2-135m-dspark"
 RECORD: dict[str, Any] = json.loads((DRAFT / "expected.json").read_text())
@@ -41,6 +41,11 @@ def target() -> LoadedTarget:
 
 
 @pytest.fixture(scope="module")
+def bfloat16_target() -> LoadedTarget:
+    return load_target("smollm2", jnp.bfloat16)
+
+
+@pytest.fixture(scope="module")
 def completions(target: LoadedTarget) -> list[Completion]:
     return Engine(
         target.module, load_draft(DRAFT, target, jnp.float32).module, EngineOptions(max_seq_len=256)
@@ -49,7 +54,8 @@ def completions(target: LoadedTarget) -> list[Completion]:
 
 @pytest.fixture(scope="module")
 def plain(target: LoadedTarget) -> list[Completion]:
-    return Engine(target.module, None, EngineOptions(max_seq_len=256)).generate(REQUESTS)
+    """All requests beside each other: a row's text does not depend on its neighbours."""
+    return Engine(target.module, None, EngineOptions(max_seq_len=256, batch_size=len(REQUESTS))).generate(REQUESTS)
 
 
 @pytest.mark.parametrize("index", range(len(RECORD["samples"])))
@@ -67,9 +73,9 @@ def test_plain_decoding_gives_the_same_ids(completions: list[Completion], plain:
     assert plain[index].output_ids == completions[index].output_ids
 
 
-def test_bfloat16_texts_are_those_of_plain_decoding() -> None:
+def test_bfloat16_texts_are_those_of_plain_decoding(bfloat16_target: LoadedTarget) -> None:
     """Rounding makes near-ties common in bfloat16; every row of a round has to be the very row of a plain step."""
-    target = load_target("smollm2", jnp.bfloat16)
+    target = bfloat16_target
     options = EngineOptions(max_seq_len=250, num_speculative_tokens=3)
     draft = load_draft(DRAFT, target, jnp.bfloat16).module
     requests = REQUESTS[:2]
@@ -78,11 +84,11 @@ def test_bfloat16_texts_are_those_of_plain_decoding() -> None:
     assert [completion.output_ids for completion in speculative] == [completion.output_ids for completion in plain]
 
 
-def test_the_programs_that_a_user_runs_move_no_cache_and_no_table() -> None:
+def test_the_programs_that_a_user_runs_move_no_cache_and_no_table(bfloat16_target: LoadedTarget) -> None:
     """Real sizes and all of XLA's optimisations: it is the large arrays that a compiler likes to bring into another
     order.
     """
-    target = load_target("smollm2", jnp.bfloat16)
+    target = bfloat16_target
     for draft in (load_draft(DRAFT, target, jnp.bfloat16).module, None):
         drafts = 0 if draft is None else draft.config.num_drafts
         programs = Programs(target.module, draft, num_speculative_tokens=drafts, page_size=64, max_rounds=4)

@@ -5,6 +5,7 @@ warm-up.
 from __future__ import annotations
 
 import functools
+import itertools
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,10 +41,14 @@ def _draft(family: str, dtype: str) -> LoadedDraft:
         return load_draft(FAMILIES[family](Path(folder) / "draft"), _target(dtype), dtype)
 
 
+@functools.cache
 def _engine(family: str | None, batch_size: int, dtype: str) -> Engine:
+    """One engine for all tests of a setting, warm."""
     draft = None if family is None else _draft(family, dtype).module
     options = EngineOptions(max_seq_len=48, batch_size=batch_size, page_size=64, prefill_chunks=(4,), rounds_per_call=8)
-    return Engine(_target(dtype).module, draft, options)
+    engine = Engine(_target(dtype).module, draft, options)
+    engine.warmup(stream=False)
+    return engine
 
 
 def _completions(engine: Engine, **options: Any) -> list[Completion]:
@@ -76,7 +81,6 @@ def _no_compilation() -> Iterator[None]:
 def test_the_text_is_that_of_plain_decoding_and_nothing_is_compiled_on_the_way(family: str, batch_size: int) -> None:
     plain = _plain()
     engine = _engine(family, batch_size, "float32")
-    engine.warmup(stream=False)
     with _no_compilation():
         completions = _completions(engine)
     assert [completion.output_ids for completion in completions] == plain
@@ -85,11 +89,11 @@ def test_the_text_is_that_of_plain_decoding_and_nothing_is_compiled_on_the_way(f
     assert not any(completion.non_finite_rounds for completion in completions)
 
 
-@pytest.mark.parametrize("batch_size", [1, 5])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "batch_size"), list(zip(FAMILIES, itertools.cycle((1, 5)), strict=False)))
 def test_bfloat16_generates_without_compilation_too(family: str, batch_size: int) -> None:
+    """Every family, and rows alone and together in turn."""
     engine = _engine(family, batch_size, "bfloat16")
-    engine.warmup(stream=False)
     with _no_compilation():
         completions = _completions(engine)
     assert [len(completion.output_ids) for completion in completions] == [NEW_TOKENS] * len(PROMPTS)

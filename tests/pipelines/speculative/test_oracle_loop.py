@@ -7,10 +7,13 @@ names, and cuts the ids afterwards. So the engine runs with one token more and t
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -19,6 +22,7 @@ from safetensors.numpy import load_file
 from dspark_jax.pipelines.checkpoints.loading import load_draft, load_target
 from dspark_jax.pipelines.speculative.engine import Completion, Engine, EngineOptions, Request
 from dspark_jax.pipelines.speculative.state import RoundOutput, Rows
+from tests.support.compilation import ordinary_compilation
 from tests.support.requests import request_for
 from tests.support.rounds import Rounds
 
@@ -97,6 +101,18 @@ def test_text_and_every_round_are_the_reference_s(
             assert [len(ids) for ids in told[prompt] if ids][1 : len(lengths)] == lengths[:-1], record
 
 
+def test_plain_decoding_says_the_recorded_greedy_ids(pair: tuple[Any, Any], expected: dict[str, np.ndarray]) -> None:
+    """By the target alone, decoded anew."""
+    options = EngineOptions(
+        batch_size=len(PROMPTS), max_seq_len=80, page_size=16, prefill_chunks=(8,), rounds_per_call=20
+    )
+    requests = [
+        request_for(prompt_ids=tuple(expected[f"p{prompt}.prompt"].tolist()), max_new_tokens=48) for prompt in PROMPTS
+    ]
+    for prompt, completion in enumerate(Engine(pair[0], None, options).generate(requests)):
+        assert [*requests[prompt].prompt_ids, *completion.output_ids] == expected[f"p{prompt}.greedy_ids"].tolist()
+
+
 def test_runs_without_a_stop_token_say_what_plain_decoding_says(expected: dict[str, np.ndarray]) -> None:
     """The records themselves: what the other tests compare with is greedy text."""
     for prompt, run in itertools.product(PROMPTS, ("thr0", "thr05", "thr1")):
@@ -115,18 +131,26 @@ def test_the_stop_runs_end_inside_a_block_at_its_end_and_at_the_first_token(
     assert kinds == {"first", "draft", "own"}
 
 
-@pytest.fixture(scope="module")
-def rounds(pair: tuple[Any, Any]) -> Rounds:
-    return Rounds(*pair, num_rows=len(PROMPTS), width=20, page_size=16, pages_per_row=5)
+@pytest.fixture(scope="module", params=["quick", "ordinary"])
+def rounds(request: pytest.FixtureRequest, pair: tuple[Any, Any]) -> Iterator[Rounds]:
+    """The step under both compilations: the second is the program that a user runs."""
+    with ordinary_compilation() if request.param == "ordinary" else contextlib.nullcontext():
+        jax.clear_caches()  # pairs of equal structure share their programs
+        yield Rounds(*pair, num_rows=len(PROMPTS), width=20, page_size=16, pages_per_row=5)
 
 
-@pytest.mark.parametrize("run", ["thr0", "thr05"])
+@pytest.mark.parametrize("run", RUNS)
 def test_drafts_and_next_tokens_of_every_round_are_the_reference_s(
     rounds: Rounds, expected: dict[str, np.ndarray], run: str
 ) -> None:
     requests = [_request(expected, run, prompt) for prompt in PROMPTS]
     for row, request in enumerate(requests):
-        rounds.admit(row, budget=request.generation.max_new_tokens, threshold=request.generation.confidence_threshold)
+        rounds.admit(
+            row,
+            budget=request.generation.max_new_tokens,
+            stop_ids=request.stop_ids,
+            threshold=request.generation.confidence_threshold,
+        )
     rounds.prefill({row: request.prompt_ids for row, request in enumerate(requests)})
     trace: list[tuple[Rows, RoundOutput]] = []
     while not bool(rounds.rows.finished.all()):
@@ -134,7 +158,8 @@ def test_drafts_and_next_tokens_of_every_round_are_the_reference_s(
     for row in PROMPTS:
         record = f"p{row}.{run}"
         steps = [(rows, output) for rows, output in trace if output.is_round[row]]
-        assert [int(rows.committed[row]) for rows, _ in steps] == expected[f"{record}.round_start"].tolist()
+        starts = expected[f"{record}.round_start"].tolist()
+        assert [int(rows.committed[row]) for rows, _ in steps] == starts
         drafts = [
             [
                 token if k < rows.proposal.length[row] else -1
@@ -143,6 +168,6 @@ def test_drafts_and_next_tokens_of_every_round_are_the_reference_s(
             for rows, _ in steps
         ]
         assert drafts == expected[f"{record}.round_drafts"].tolist()
-        # The last round may be cut by the budget before its next token.
+        # The last round may be cut, by the budget or an accepted stop token, before its next token.
         said = [int(output.tokens[row, output.accepted[row]]) for _, output in steps[:-1]]
         assert said == expected[f"{record}.round_next"].tolist()[:-1]

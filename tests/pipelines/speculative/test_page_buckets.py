@@ -16,6 +16,8 @@ from tests.support.requests import request_for
 BUCKET = 256  # positions of the smallest bucket
 NEW_TOKENS = 12
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 
 @pytest.fixture(scope="module")
 def pair(data_dir: Path) -> tuple[LoadedTarget, LoadedDraft]:
