@@ -100,7 +100,7 @@ class ChatTemplate:
 
     def _fault(self, error: Exception) -> RequestError:
         reason = " ".join(str(error).split()) or type(error).__name__
-        return RequestError(f"{self.source}: chat template: {reason}", file=self.source, field="chat_template")
+        return RequestError(reason, file=self.source, field="chat template")
 
 
 class _Generation(jinja2.ext.Extension):

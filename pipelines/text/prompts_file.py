@@ -70,7 +70,7 @@ def _of_json(line: str, place: str) -> FilePrompt:
     try:
         return FilePrompt(content=checked_messages(value), place=place)
     except RequestError as error:
-        raise RequestError(f"{place}: {error}", file=place, field=error.field) from error
+        raise error.at(place) from error
 
 
 def _content(value: object, place: str, field: str) -> str | list[dict[str, Any]]:
@@ -82,5 +82,5 @@ def _content(value: object, place: str, field: str) -> str | list[dict[str, Any]
     try:
         check_parts(value, field)
     except RequestError as error:
-        raise RequestError(f"{place}: {error}", file=place, field=error.field) from error
+        raise error.at(place) from error
     return [{"role": "user", "content": value}]

@@ -32,7 +32,7 @@ def pair(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> RecordedPa
 
 @pytest.fixture(scope="module")
 def pipeline(pair: RecordedPair) -> Pipeline:
-    return load(pair.target, pair.draft, dtype="float32")
+    return load(pair.target, pair.draft, dtype="float32", num_speculative_tokens=5)
 
 
 def test_the_package_offers_the_interface() -> None:
@@ -235,7 +235,7 @@ def test_a_prompt_that_cannot_be_served_is_one_clear_error(pipeline: Pipeline, p
         ({"stop_ids": [199]}, "stop_ids"),
         ({"stop_ids": range(9)}, "stop_ids: found 9 ids"),
         ({"confidence_threshold": 1.5}, r"confidence_threshold: found 1\.5, allowed 0\.\.1"),
-        ({"raw": True, "system": "short"}, "system: found a system message beside text"),
+        ({"prompt_format": PromptFormat(raw=True, system="short")}, "system: found a system message beside text"),
     ],
 )
 def test_an_option_that_cannot_be_served_is_one_clear_error(
@@ -291,7 +291,7 @@ def test_what_the_configs_tell_is_told_before_weights_are_read(
 
 
 def test_memory_that_runs_out_is_an_error_with_its_size(pair: RecordedPair, monkeypatch: pytest.MonkeyPatch) -> None:
-    def exhausted(*arguments: object) -> None:
+    def exhausted(*arguments: object, **options: object) -> None:
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
 
     monkeypatch.setattr(api, "Engine", exhausted)

@@ -209,7 +209,7 @@ def test_the_help_says_what_goes_where(capsys: Capture) -> None:
     assert finished.status == 0
     for said in (
         "--to {speculators,deepspec}",
-        "--target DIR|GGUF|smollm2",
+        "--target DIR|ORG/NAME|GGUF|smollm2",
         "--target-name NAME",
         "have no counterpart",
         "bit for bit",

@@ -221,7 +221,8 @@ def test_stated_stop_ids_end_the_output(run, pair: RecordedPair) -> None:
 
 
 def test_comparing_shows_both_ways_and_that_they_agree(run, pair: RecordedPair) -> None:
-    finished = run("--prompt-ids", _ids(pair.prompt(2)), "--json", "--compare", "--max-new-tokens", NEW_TOKENS)
+    arguments = ("--json", "--compare", "--max-new-tokens", NEW_TOKENS, "--num-speculative-tokens", 5)
+    finished = run("--prompt-ids", _ids(pair.prompt(2)), *arguments)
     [line] = finished.out.splitlines()
     comparison = json.loads(line)["comparison"]
     assert comparison["parts_at"] is None

@@ -85,7 +85,7 @@ def test_a_head_that_the_file_lacks_is_the_targets(capsys: Capture, data_dir: Pa
 def test_a_target_tells_of_its_text_and_its_head(capsys: Capture, pair: RecordedPair, tmp_path: Path) -> None:
     without = _fields(dspark(capsys, "info", pair.target).out)
     assert without["kind"] == "target, family qwen3"
-    assert without["tokenizer"] == "none: prompts are token ids"
+    assert without["tokenizer"] == "none, prompts are token ids: the directory has no tokenizer"
     assert without["lm head"] == "tied to embed_tokens"
     texts = text_pair.with_text(pair, tmp_path, eos=7)
     fields = _fields(dspark(capsys, "info", texts.target).out)
