@@ -59,7 +59,7 @@ _AXES: dict[str, Axes] = {
     "out_proj": ("hidden", None),
     "markov.w1": ("vocab", "rank"),
     "markov.w2": ("rank", "vocab"),
-    "conf.w": (None,),
+    "conf.w": (None, None),
     "conf.b": (None,),
     "rnn.wH": (None, "rank"),
     "rnn.bH": ("rank",),

@@ -318,6 +318,6 @@ def test_a_set_is_called_after_its_file_or_its_path(tmp_path: Path) -> None:
         file.write_text("first\nsecond\nthird\n")
     sets = bench._read_sets([str(file) for file in files], 2)
     assert list(sets) == ["maths", str(files[1]), str(files[2]), str(files[3])]
-    assert sets["maths"] == ["first", "second"]
+    assert [prompt.content for prompt in sets["maths"]] == ["first", "second"]
     with pytest.raises(RequestError, match=r"maths.txt twice, allowed each file once"):
         bench._read_sets([str(files[0]), str(files[0])], 2)

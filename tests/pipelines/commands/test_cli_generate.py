@@ -62,7 +62,8 @@ def _ids(ids: list[int]) -> str:
 
 
 def test_json_is_one_object_on_stdout_and_the_recorded_text(run, pair: RecordedPair) -> None:
-    finished = run("--prompt-ids", _ids(pair.prompt(1)), "--json", "--max-new-tokens", NEW_TOKENS)
+    arguments = ("--json", "--max-new-tokens", NEW_TOKENS, "--num-speculative-tokens", 5)
+    finished = run("--prompt-ids", _ids(pair.prompt(1)), *arguments)
     assert finished.status == 0
     [line] = finished.out.splitlines()
     result = json.loads(line)
