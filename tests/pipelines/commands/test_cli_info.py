@@ -90,7 +90,7 @@ def test_a_target_tells_of_its_text_and_its_head(capsys: Capture, pair: Recorded
     texts = text_pair.with_text(pair, tmp_path, eos=7)
     fields = _fields(dspark(capsys, "info", texts.target).out)
     assert fields["tokenizer"].endswith("tokens, with chat template")
-    assert fields["stop ids"].split() == ["7", "--stop-ids"]
+    assert fields["stop ids"].split() == ["7", "(7:", "generation_config.json)", "--stop-ids"]
 
 
 def test_unknown_fields_are_named(capsys: Capture, pair: RecordedPair, tmp_path: Path) -> None:
