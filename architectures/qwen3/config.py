@@ -7,11 +7,14 @@ from typing import Any
 
 from dspark_jax.architectures.decoder.dense import DecoderConfig
 from dspark_jax.architectures.decoder.fields import (
+    THETA,
     read_decoder_geometry,
     read_layer_windows,
     unknown_target_fields,
 )
 from dspark_jax.speculators_common.formats.fields import Fields
+from dspark_jax.speculators_common.formats.rope.config import RopeConfig
+from dspark_jax.speculators_common.formats.rope.fields import parse_rope
 
 _HEAD_DIM = 128  # of a file that does not say, whatever its hidden size
 
@@ -21,6 +24,8 @@ def parse_qwen3(raw: Mapping[str, Any], file: str, overrides: None = None) -> De
     fields = Fields(raw, file)
     geometry = read_decoder_geometry(fields, {"head_dim": _HEAD_DIM}, required=("num_key_value_heads",))
     layer_windows = read_layer_windows(fields, geometry["num_hidden_layers"])
+    if any(layer_windows):
+        _require_one_rotation(fields, geometry["rope"], geometry["head_dim"])
     attention_bias = fields.boolean("attention_bias", default=False)
     return DecoderConfig(
         **geometry,
@@ -33,3 +38,16 @@ def parse_qwen3(raw: Mapping[str, Any], file: str, overrides: None = None) -> De
         source=file,
         unknown_fields=unknown_target_fields(fields, neutral={"use_qk_norm": (True,)}),
     )
+
+
+def _require_one_rotation(fields: Fields, rope: RopeConfig, head_dim: int) -> None:
+    """Sliding layers turn as full ones do: a rotation of their own, which a file may nest by layer kind, is refused."""
+    sliding = parse_rope(
+        fields, head_dim=head_dim, layer_types=("sliding_attention", "full_attention"), default_theta=THETA
+    )
+    if sliding != rope:
+        raise fields.error(
+            "rope_parameters",
+            fields.section("rope_parameters").raw,
+            "the same rotation for sliding_attention and full_attention",
+        )

@@ -1,4 +1,6 @@
-"""What a checkpoint is, from its config and the headers of its files: no weights are read, nothing is compiled."""
+"""What a checkpoint is, from its config and the headers of its files: nothing is compiled, and no weights are read but
+the two tables of a target that calls them tied and stores both.
+"""
 
 from __future__ import annotations
 

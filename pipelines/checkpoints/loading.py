@@ -110,7 +110,9 @@ def parse_checkpoint(
 
 
 def prepare_target(path: Path | str, dtype: DTypeLike) -> PreparedTarget:
-    """The target at `path` (directory, .gguf file or `smollm2`) for arrays in `dtype`; no weights are read."""
+    """The target at `path` (directory, .gguf file or `smollm2`) for arrays in `dtype`. No weights are read, but for
+    the two tables of a target that calls them tied and stores both.
+    """
     checkpoint = open_target(path)
     entry, config = parse_checkpoint(checkpoint, "target")
     check_tensors(

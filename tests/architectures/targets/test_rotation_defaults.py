@@ -121,6 +121,19 @@ def test_a_yarn_file_may_state_a_share_of_the_usual_attention_factor() -> None:
         (QWEN3, {"layer_types": ["sliding_attention"] * 6, "sliding_window": 8}, "use_sliding_window: found False"),
         (MOE, {"layer_types": ["sliding_attention"] * 6}, "layer_types: found"),
         (
+            QWEN3,
+            {
+                "layer_types": ["sliding_attention"] * 6,
+                "use_sliding_window": True,
+                "sliding_window": 8,
+                "rope_parameters": {
+                    "full_attention": {"rope_theta": 1e6},
+                    "sliding_attention": {"rope_theta": 1e4},
+                },
+            },
+            "rope_parameters: found",
+        ),
+        (
             "E_targets/gemma3_text",
             {"rope_parameters": {"full_attention": {}, "sliding_attention": {}}, "rope_local_base_freq": 5e4},
             "rope_local_base_freq: found 50000.0, allowed 10000.0, as rope_parameters says",

@@ -16,6 +16,7 @@ import pytest
 from flax import nnx
 from safetensors.numpy import load_file, save_file
 
+from dspark_jax.pipelines.api import load
 from dspark_jax.pipelines.checkpoints import stored_head
 from dspark_jax.pipelines.checkpoints.checkpoint import open_checkpoint
 from dspark_jax.pipelines.checkpoints.description import describe
@@ -121,6 +122,8 @@ def test_another_head_than_the_embedding_is_used_though_the_config_says_tied(
     [choice] = [choice for choice in describe(both).choices if choice.name == "lm_head"]
     assert choice.value == "its own"
     assert choice.reason == f"tie_word_embeddings is true, but {HEAD} differs from {EMBEDDING}"
+    loaded = {choice.name: choice for choice in load(both, dtype="float32", max_seq_len=64).choices}
+    assert (loaded["target lm_head"].value, loaded["target lm_head"].reason) == (choice.value, choice.reason)
 
 
 def test_a_draft_borrows_the_head_that_its_target_uses(data_dir: Path, tmp_path: Path) -> None:
