@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dspark_jax.pipelines.text.tokenizer import Tokenizer
-from dspark_jax.pipelines.text.tokenizer_files import why_no_tokenizer
+from dspark_jax.pipelines.text.tokenizer_files import unread_tokenizer
 from dspark_jax.speculators_common.errors import RequestError
 
 Message = Mapping[str, Any]  # {"role": ..., "content": ...}, see `checked_messages`
@@ -82,7 +82,8 @@ def _described(items: list[Any]) -> str:
 
 def _tokenizer(tokenizer: Tokenizer | None, source: str, found: str) -> Tokenizer:
     if tokenizer is None:
-        raise RequestError(f"prompt: found {found}, allowed token ids: {source} {why_no_tokenizer(Path(source))}")
+        reason = unread_tokenizer(Path(source)) or "has no tokenizer"
+        raise RequestError(f"prompt: found {found}, allowed token ids: {source} {reason}")
     return tokenizer
 
 
