@@ -1,4 +1,4 @@
-"""What a caller calls a prompt -> token ids: text, a conversation, or ids as they are."""
+"""Prompts to token ids. A prompt is text, a conversation, or a list of ids, which stay as they are."""
 
 from __future__ import annotations
 
