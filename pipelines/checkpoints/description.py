@@ -20,7 +20,7 @@ from dspark_jax.pipelines.checkpoints.load_choices import choice_lines, draft_ch
 from dspark_jax.pipelines.checkpoints.loading import check_against, parse_checkpoint
 from dspark_jax.pipelines.text.stop_tokens import stop_reason, stop_tokens
 from dspark_jax.pipelines.text.tokenizer import open_tokenizer
-from dspark_jax.pipelines.text.tokenizer_files import why_no_tokenizer
+from dspark_jax.pipelines.text.tokenizer_files import unread_tokenizer
 from dspark_jax.speculators_common.formats.draft_config import Choice, DraftOverrides, LayerMask
 from dspark_jax.speculators_common.formats.recipes import TensorSource, check_tensors
 from dspark_jax.speculators_common.formats.rope.config import RopeConfig
@@ -133,7 +133,7 @@ def description_json(description: Description) -> dict[str, Any]:
 def _target_choices(checkpoint: Checkpoint, config: Any) -> tuple[Choice, ...]:
     tokenizer = open_tokenizer(checkpoint)
     stops = stop_tokens(checkpoint, tokenizer)
-    text = f"none, prompts are token ids: the directory {why_no_tokenizer(checkpoint.path)}"
+    text, unread = "none: prompts are token ids", unread_tokenizer(checkpoint.path)
     if tokenizer is not None:
         text = f"{tokenizer.vocab_size} tokens, {'with' if tokenizer.chat_template else 'without'} chat template"
     head = "tied to embed_tokens" if getattr(config, "tie_word_embeddings", False) else "its own"
@@ -141,7 +141,7 @@ def _target_choices(checkpoint: Checkpoint, config: Any) -> tuple[Choice, ...]:
     rows = (
         ("embed_tokens", "its own", "", ""),
         ("lm_head", head, "", ""),
-        ("tokenizer", text, "", ""),
+        ("tokenizer", text, f"the directory {unread}" if unread and tokenizer is None else "", ""),
         ("stop_ids", ", ".join(str(stop.id) for stop in stops) or "none", stop_reason(stops), "--stop-ids"),
     )
     known = {name: Choice(name=name, value=value, reason=reason, flag=flag) for name, value, reason, flag in rows}

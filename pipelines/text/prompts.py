@@ -1,4 +1,4 @@
-"""What a caller calls a prompt -> token ids: text, a conversation, or ids as they are."""
+"""Prompts to token ids. A prompt is text, a conversation, or a list of ids, which stay as they are."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dspark_jax.pipelines.text.tokenizer import Tokenizer
-from dspark_jax.pipelines.text.tokenizer_files import why_no_tokenizer
+from dspark_jax.pipelines.text.tokenizer_files import unread_tokenizer
 from dspark_jax.speculators_common.errors import RequestError
 
 Message = Mapping[str, Any]  # {"role": ..., "content": ...}, see `checked_messages`
@@ -82,9 +82,8 @@ def _described(items: list[Any]) -> str:
 
 def _tokenizer(tokenizer: Tokenizer | None, source: str, found: str) -> Tokenizer:
     if tokenizer is None:
-        raise RequestError(
-            f"found {found}, allowed token ids: {source} {why_no_tokenizer(Path(source))}", field="prompt"
-        )
+        reason = unread_tokenizer(Path(source)) or "has no tokenizer"
+        raise RequestError(f"found {found}, allowed token ids: {source} {reason}", field="prompt")
     return tokenizer
 
 

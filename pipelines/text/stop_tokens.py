@@ -41,10 +41,14 @@ def stop_ids(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> tuple[int, 
 
 
 def stop_reason(tokens: Sequence[StopToken]) -> str:
-    """Where the ids come from, for a reader: `1, 106: config.json; 107: eos_token '</s>' of the tokenizer`."""
+    """Where the ids come from, for a reader: `1, 106: config.json; 107: eos_token '</s>' of the tokenizer`, without the
+    ids where all have the same source; empty for none.
+    """
     groups: dict[tuple[str, ...], list[str]] = {}
     for token in tokens:
         groups.setdefault(token.sources, []).append(str(token.id))
+    if len(groups) == 1:
+        return " and ".join(tokens[0].sources)
     return "; ".join(f"{', '.join(ids)}: {' and '.join(sources)}" for sources, ids in groups.items())
 
 

@@ -8,7 +8,7 @@ _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 class StreamDecoder:
-    """Turns ids into text piece by piece; all pieces together are the decoding of all ids together.
+    """Turns ids into text piece by piece; the pieces joined are the text that `decode` gives for all ids together.
 
     A token's text depends on its neighbours (bytes of one character, the blank before a word), so a token is decoded
     together with those of the piece before it, and only the text that is new is given out. Text that ends in a
@@ -26,8 +26,8 @@ class StreamDecoder:
         return "".join(self._push_one(token) for token in ids)
 
     def finish(self) -> str:
-        """The rest. Ids that ended in the middle of a character end as a replacement character, as in the decoding of
-        all ids.
+        """The rest of the text. A character that was never completed becomes replacement characters, as `decode` gives
+        them.
         """
         text = self._decode(self._before + self._pending)[len(self._before_text) :] if self._pending else ""
         self._before, self._before_text, self._pending = [], "", []

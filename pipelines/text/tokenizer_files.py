@@ -62,11 +62,11 @@ def read_tokenizer_files(directory: Path) -> TokenizerFiles | None:
     )
 
 
-def why_no_tokenizer(directory: Path) -> str:
-    """Why a checkpoint directory has no tokenizer, as the end of a message."""
+def unread_tokenizer(directory: Path) -> str:
+    """A tokenizer of another kind in a directory without tokenizer.json, as the end of a message; empty for none."""
     other = next((name for name in _OTHER_FORMATS if (directory / name).is_file()), None)
     if other is None:
-        return "has no tokenizer"
+        return ""
     return (
         f"has {other} but no {TOKENIZER_FILE}, the only kind that is read (transformers writes one: "
         "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR))"

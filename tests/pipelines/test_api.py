@@ -16,7 +16,7 @@ from dspark_jax.pipelines.checkpoints import loading
 from dspark_jax.pipelines.checkpoints.load_choices import choice_lines, in_bytes
 from dspark_jax.speculators_common.errors import DSparkError, PairError, RequestError
 from dspark_jax.speculators_common.formats.draft_config import Choice
-from tests.support import text_pair
+from tests.support import text_pair, tiny_tokenizer
 from tests.support.text_pair import RecordedPair
 
 NEW_TOKENS = 48
@@ -79,6 +79,24 @@ def test_text_goes_through_the_chat_template_unless_raw(pipeline: Pipeline) -> N
     assert messages.prompt_ids == chat.prompt_ids
     assert tokenizer.decode(raw.prompt_ids, skip_special=False) == "<s>abc"
     assert "system:short<|im_end|><|im_start|>user:abc" in tokenizer.decode(with_system.prompt_ids, skip_special=False)
+
+
+def test_template_variables_reach_the_template(pair: RecordedPair, tmp_path: Path) -> None:
+    template = "{% if thinking is false %}no{% else %}yes{% endif %}{{ messages[0].content }}"
+    target = text_pair.with_text(pair, tmp_path, template=template).target
+    prompts: list[Any] = ["ab", [{"role": "user", "content": [{"type": "text", "text": "ab"}]}]]
+    prepared = api.prepare(target)
+    for template_vars, said in (({"thinking": False}, "no"), (None, "yes")):
+        expected = tuple(tiny_tokenizer.byte_ids(said + "ab"))
+        assert [request.prompt_ids for request in prepared.requests(prompts, template_vars=template_vars)] == [
+            expected,
+            expected,
+        ]
+    for prompt, raw in (([5], False), ("ab", True)):
+        with pytest.raises(
+            RequestError, match=r"template_vars: found thinking beside .*, allowed where a chat template"
+        ):
+            prepared.requests(prompt, raw=raw, template_vars={"thinking": False})
 
 
 def test_several_prompts_of_any_kind_keep_their_order(pipeline: Pipeline, pair: RecordedPair) -> None:

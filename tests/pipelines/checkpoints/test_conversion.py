@@ -31,6 +31,7 @@ from tests.support.draft_conversions import (
     tensors_of,
     zlab_draft,
 )
+from tests.support.hub_server import cached
 from tests.support.text_pair import copied
 
 VARIANTS = [
@@ -69,6 +70,17 @@ def test_a_recorded_deepspec_draft_goes_there_and_back_bit_for_bit(
     assert json_of(there)["dtype"] == json_of(back)["dtype"] == json_of(source)["dtype"]
     assert json_of(back)["target_layer_ids"] == json_of(source)["target_layer_ids"]
     assert sorted(file.name for file in tmp_path.iterdir()) == ["back", "there"]
+
+
+def test_a_draft_may_be_named_by_its_hugging_face_id(
+    data_dir: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = data_dir / "A_deepspec_qwen3" / "rank0_noconf"
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    cached(tmp_path / "cache", "org/draft", source)
+    converted(capsys, "org/draft", tmp_path / "there", "--to", "speculators")
+    assert_same_bits(tensors_of(source), tensors_of(tmp_path / "there"))
 
 
 def drafted(folder: Path, expected: dict[str, np.ndarray], target: Path) -> dict[str, np.ndarray]:

@@ -8,6 +8,7 @@ import pytest
 
 from dspark_jax.pipelines.checkpoints import loading
 from tests.support import text_pair
+from tests.support.hub_server import cached
 from tests.support.text_pair import RecordedPair, dspark
 
 
@@ -64,6 +65,28 @@ def test_flags_about_the_draft_need_one(
     message: str,
 ) -> None:
     _assert_refused(capsys, monkeypatch, tmp_path, ["--target", pair.target, *arguments], message)
+
+
+def test_models_may_be_named_by_their_hugging_face_ids(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, pair: RecordedPair, tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("HF_HUB_CACHE", str(cache))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    cached(cache, "org/target", pair.target)
+    cached(cache, "org/draft", pair.draft)
+    models = ["--target", "org/target", "--draft", "org/draft"]
+    message = "prompts: prompt 1: found 22 tokens and 600 new ones, allowed 512 together"  # both were opened
+    _assert_refused(capsys, monkeypatch, tmp_path, [*models, "--max-new-tokens", "600"], message)
+
+
+def test_a_prompt_that_cannot_be_encoded_is_named_with_its_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, pair: RecordedPair, tmp_path: Path
+) -> None:
+    message = (
+        f"{tmp_path / 'prompts.txt'}:1: template_vars: found 'thinking', allowed a variable that the template reads"
+    )
+    _assert_refused(capsys, monkeypatch, tmp_path, ["--target", pair.target, "--template-var", "thinking=1"], message)
 
 
 def _assert_refused(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from safetensors.numpy import load_file, save_file
 import dspark_jax
 from dspark_jax.pipelines import cli
 from tests.support import text_pair
+from tests.support.hub_server import cached
 from tests.support.text_pair import RecordedPair, copied, dspark
 
 Capture = pytest.CaptureFixture[str]
@@ -85,12 +87,48 @@ def test_a_head_that_the_file_lacks_is_the_targets(capsys: Capture, data_dir: Pa
 def test_a_target_tells_of_its_text_and_its_head(capsys: Capture, pair: RecordedPair, tmp_path: Path) -> None:
     without = _fields(dspark(capsys, "info", pair.target).out)
     assert without["kind"] == "target, family qwen3"
-    assert without["tokenizer"] == "none, prompts are token ids: the directory has no tokenizer"
+    assert without["tokenizer"] == "none: prompts are token ids"
     assert without["lm head"] == "tied to embed_tokens"
     texts = text_pair.with_text(pair, tmp_path, eos=7)
     fields = _fields(dspark(capsys, "info", texts.target).out)
     assert fields["tokenizer"].endswith("tokens, with chat template")
-    assert fields["stop ids"].split() == ["7", "(7:", "generation_config.json)", "--stop-ids"]
+    assert re.split("  +", fields["stop ids"]) == ["7 (generation_config.json)", "--stop-ids"]
+
+
+def test_stop_ids_of_files_and_tokenizer_are_shown_with_their_sources(
+    capsys: Capture, pair: RecordedPair, tmp_path: Path
+) -> None:
+    target = text_pair.with_text(pair, tmp_path, eos=7).target
+    file = target / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"eos_token": "<|im_end|>"}))
+    fields = _fields(dspark(capsys, "info", target).out)
+    shown = "7, 2 (7: generation_config.json; 2: eos_token '<|im_end|>' of the tokenizer)"
+    assert re.split("  +", fields["stop ids"]) == [shown, "--stop-ids"]
+
+
+def test_another_kind_of_tokenizer_is_named(capsys: Capture, pair: RecordedPair, tmp_path: Path) -> None:
+    target = text_pair.copied(pair.target, tmp_path / "target")
+    (target / "tokenizer.model").write_bytes(b"")
+    shown = _fields(dspark(capsys, "info", target).out)["tokenizer"]
+    assert shown.startswith(
+        "none: prompts are token ids (the directory has tokenizer.model but no tokenizer.json, the only kind that"
+    )
+
+
+def test_models_may_be_named_by_their_hugging_face_ids(
+    capsys: Capture, pair: RecordedPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    draft = cached(tmp_path, "org/draft", pair.draft)
+    cached(tmp_path, "org/target", pair.target, refs=("v2",))
+    finished = dspark(capsys, "info", "--target", "org/target@v2", "--draft", "org/draft")
+    assert finished.status == 0
+    assert finished.out.endswith("the draft fits the target\n")
+    assert dspark(capsys, "info", draft.parents[1]).out.startswith(f"{draft}\n")
+    missing = dspark(capsys, "info", "org/target")
+    assert missing.status == 2
+    assert "org/target: no such directory, and as a Hugging Face id not in the cache" in missing.error
 
 
 def test_unknown_fields_are_named(capsys: Capture, pair: RecordedPair, tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def test_every_id_says_where_it_comes_from(tokenizer: Tokenizer, tmp_path: Path)
     )
     assert stop_reason(tokens) == f"1, 0: generation_config.json; 2: {own}"
     both = stop_tokens(text_checkpoint(tmp_path, {"text_config": {"eos_token_id": END}}), tokenizer)
-    assert stop_reason(both) == f"2: text_config of config.json and {own}"
+    assert stop_reason(both) == f"text_config of config.json and {own}"
 
 
 def test_no_stop_ids_where_nothing_declares_any(tmp_path: Path) -> None:
