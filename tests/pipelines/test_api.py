@@ -88,15 +88,14 @@ def test_template_variables_reach_the_template(pair: RecordedPair, tmp_path: Pat
     prepared = api.prepare(target)
     for template_vars, said in (({"thinking": False}, "no"), (None, "yes")):
         expected = tuple(tiny_tokenizer.byte_ids(said + "ab"))
-        assert [request.prompt_ids for request in prepared.requests(prompts, template_vars=template_vars)] == [
-            expected,
-            expected,
-        ]
+        prompt_format = PromptFormat(template_vars=template_vars or {})
+        requests = prepared.requests(prompts, prompt_format=prompt_format)
+        assert [request.prompt_ids for request in requests] == [expected, expected]
     for prompt, raw in (([5], False), ("ab", True)):
         with pytest.raises(
             RequestError, match=r"template_vars: found thinking beside .*, allowed where a chat template"
         ):
-            prepared.requests(prompt, raw=raw, template_vars={"thinking": False})
+            prepared.requests(prompt, prompt_format=PromptFormat(raw=raw, template_vars={"thinking": False}))
 
 
 def test_several_prompts_of_any_kind_keep_their_order(pipeline: Pipeline, pair: RecordedPair) -> None:
