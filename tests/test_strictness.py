@@ -13,11 +13,12 @@ import jax
 import jax.numpy as jnp
 import jaxtyping
 import pytest
+from jax._src import compiler
 from jaxtyping import Array, Float, Int
 
 from dspark_jax.speculators_common.errors import field_error
 from dspark_jax.speculators_common.formats.draft_config import LayerMask
-from tests.support.compilation import ordinary_compilation, quick_compilation
+from tests.support.compilation import ordinary_compilation, quick_compilation, quick_options
 from tests.support.hlo_text import instructions
 
 
@@ -89,18 +90,26 @@ def test_eight_devices_are_there() -> None:
 
 
 def test_quick_and_ordinary_compilation_reach_xla() -> None:
-    """By the program that comes out: the same function, compiled anew in every setting, after all of XLA's passes."""
-    x = jnp.ones((4, 9))
-
-    def optimised() -> list[str]:
-        compiled: Any = jax.jit(lambda x: jnp.sin(x) @ jnp.cos(x).T + x.sum()).lower(x).compile()
-        return [opcode for opcode, _, _ in instructions(compiled.as_text())]
-
-    usual = optimised()
+    """By what jax hands to XLA: the level of optimisation, and the options that this XLA knows."""
+    usual = _options_of_a_compilation()
     with quick_compilation():
-        quick = optimised()
+        quick = _options_of_a_compilation()
         with ordinary_compilation():
-            assert optimised() == usual
-        assert optimised() == quick
-    assert optimised() == usual
-    assert quick != usual
+            assert _options_of_a_compilation()["level"] == usual["level"]
+            assert _program_text() == usual["program"]
+        assert _options_of_a_compilation() == quick
+    assert _options_of_a_compilation() == usual
+    assert quick["level"] < usual["level"]
+    assert (quick["program"] != usual["program"]) == bool(quick_options())
+
+
+def _options_of_a_compilation() -> dict[str, Any]:
+    gathered = compiler.get_compile_options(num_replicas=1, num_partitions=1)
+    level = gathered.executable_build_options.debug_options.xla_backend_optimization_level
+    return {"level": level, "program": _program_text()}
+
+
+def _program_text() -> list[str]:
+    """The operations of one function after all of XLA's passes, compiled anew."""
+    compiled: Any = jax.jit(lambda x: jnp.sin(x) @ jnp.cos(x).T + x.sum()).lower(jnp.ones((4, 9))).compile()
+    return [opcode for opcode, _, _ in instructions(compiled.as_text())]

@@ -27,7 +27,7 @@ def quick_compilation() -> Iterator[None]:
     # jax reads this switch when it compiles, whatever it was when the function was traced.
     jax.config.update("jax_disable_most_optimizations", True)
     try:
-        with _added_options(_quick_options()):
+        with _added_options(quick_options()):
             yield
     finally:
         jax.config.update("jax_disable_most_optimizations", False)
@@ -41,14 +41,14 @@ def ordinary_compilation() -> Iterator[None]:
     before = jax.config.values["jax_disable_most_optimizations"]
     jax.config.update("jax_disable_most_optimizations", False)
     try:
-        with _added_options(dict.fromkeys(_quick_options(), True)):
+        with _added_options(dict.fromkeys(quick_options(), True)):
             yield
     finally:
         jax.config.update("jax_disable_most_optimizations", before)
 
 
 @functools.cache
-def _quick_options() -> dict[str, Any]:
+def quick_options() -> dict[str, Any]:
     """The options that this XLA knows: without them tests are slower, and no less right."""
     try:
         jax.jit(lambda x: x + 1).lower(1.0).compile(compiler_options=_QUICK_OPTIONS)
