@@ -1,5 +1,5 @@
-"""Test configuration: stricter than any user's. Annotations are enforced at run time, silent promotion and rank
-broadcasting are errors.
+"""Test configuration: stricter than any user's. Silent promotion and rank broadcasting are errors, and annotations
+are enforced at run time where `--annotation-checks` asks for it.
 
 The order matters: the environment before jax is imported, the annotation checks before `dspark_jax` is. So nothing here
 imports `dspark_jax`.
@@ -35,6 +35,7 @@ hypothesis.settings.load_profile("repeatable")
 
 _DATA_DIR = Path(__file__).parent / "data"
 _KEPT_MEBIBYTES = 1000  # a module adds up to half as much to what is kept
+_MOST_MEBIBYTES = 2000  # of one process: two of them and a desktop fit into a small laptop
 _PEAKS = pytest.StashKey[list[int]]()
 
 
@@ -60,13 +61,13 @@ def bounded_memory() -> Iterator[None]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--no-annotation-checks`: a fifth less time, for a run beside one that checks."""
-    parser.addoption("--no-annotation-checks", action="store_true", help="do not check annotations at run time")
+    """`--annotation-checks`: a fifth more time, so one of the gate's runs has it and `make test` does not."""
+    parser.addoption("--annotation-checks", action="store_true", help="check the package's annotations at run time")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Install the annotation checks before the first test module is imported."""
-    if not config.getoption("--no-annotation-checks"):
+    if config.getoption("--annotation-checks"):
         annotation_checks.install()
     if config.pluginmanager.hasplugin("xdist"):
         config.pluginmanager.register(_WorkerPeaks(config))
@@ -79,14 +80,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path not in slow)
 
 
+@pytest.hookimpl(trylast=True)  # the workers have ended by then
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Tell the peak of this process's memory; a worker of xdist hands it to the one that reports."""
+    """Tell the peak of this process's memory, and fail a run in which one took too much. A worker of xdist hands its
+    peak to the process that reports.
+    """
     peak = compilation.peak_mebibytes()
     output = getattr(session.config, "workeroutput", None)
     if output is not None:
         output["peak_mebibytes"] = peak
-    else:
-        session.config.stash.setdefault(_PEAKS, []).append(peak)
+        return
+    peaks = session.config.stash.setdefault(_PEAKS, [])
+    peaks.append(peak)
+    if max(peaks) > _MOST_MEBIBYTES and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 class _WorkerPeaks:
@@ -105,7 +112,9 @@ class _WorkerPeaks:
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """One line: the peak memory of every process that ran tests."""
     peaks = config.stash.get(_PEAKS, [])
-    terminalreporter.write_line(f"peak memory: {', '.join(f'{peak} MiB' for peak in sorted(peaks, reverse=True))}")
+    listed = ", ".join(f"{peak} MiB" for peak in sorted(peaks, reverse=True))
+    is_too_much = max(peaks, default=0) > _MOST_MEBIBYTES
+    terminalreporter.write_line(f"peak memory: {listed}" + f", allowed {_MOST_MEBIBYTES} MiB: failed" * is_too_much)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

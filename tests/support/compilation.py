@@ -10,15 +10,23 @@ import ctypes
 import functools
 import gc
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
+from jax._src import compiler
 
-# XLA's newer emitters make faster code and take most of the time that a small program needs to compile.
-_QUICK_OPTIONS: dict[str, Any] = {"xla_cpu_use_fusion_emitters": False}
+# What makes faster code and takes most of the time that a small program needs to compile: XLA's newer emitters, its
+# library of fused products, and handing the code to many threads. Names and values of a jaxlib are kept by no promise.
+_QUICK_OPTIONS: dict[str, Any] = {
+    "xla_cpu_use_fusion_emitters": False,
+    "xla_cpu_experimental_ynn_fusion_type": "",
+    "xla_cpu_use_xnnpack": False,
+    "xla_cpu_parallel_codegen_split_count": 1,
+}
 _MEBIBYTE = 2**20
+_GATHER: Any = compiler.get_compile_options
 
 
 @contextlib.contextmanager
@@ -41,7 +49,7 @@ def ordinary_compilation() -> Iterator[None]:
     before = jax.config.values["jax_disable_most_optimizations"]
     jax.config.update("jax_disable_most_optimizations", False)
     try:
-        with _added_options(dict.fromkeys(quick_options(), True)):
+        with _added_options({}):
             yield
     finally:
         jax.config.update("jax_disable_most_optimizations", before)
@@ -49,31 +57,34 @@ def ordinary_compilation() -> Iterator[None]:
 
 @functools.cache
 def quick_options() -> dict[str, Any]:
-    """The options that this XLA knows: without them tests are slower, and no less right."""
+    """The options that this XLA knows: without the others tests are slower, and no less right."""
+    return {name: value for name, value in _QUICK_OPTIONS.items() if _is_known(name, value)}
+
+
+def _is_known(name: str, value: Any) -> bool:
     try:
-        jax.jit(lambda x: x + 1).lower(1.0).compile(compiler_options=_QUICK_OPTIONS)
+        jax.jit(lambda x: x + 1).lower(1.0).compile(compiler_options={name: value})
     except jax.errors.JaxRuntimeError:
-        return {}
-    return _QUICK_OPTIONS
+        return False
+    return True
 
 
 @contextlib.contextmanager
-def _added_options(options: dict[str, Any]) -> Iterator[None]:
-    """Compile with these XLA options. No public setting of jax reaches them for every function of a process, so its
-    function that gathers them is wrapped; what a call to `jax.jit` states itself goes first.
+def _added_options(options: Mapping[str, Any]) -> Iterator[None]:
+    """Compile with these XLA options and with no others, also inside another call of this function. No public setting
+    of jax reaches them for every function of a process, so its function that gathers them is wrapped; what a call to
+    `jax.jit` states itself goes first.
     """
-    from jax._src import compiler
-
-    gathered: Any = compiler.get_compile_options
+    outer = compiler.get_compile_options
 
     def with_options(*args: Any, env_options_overrides: dict[str, Any] | None = None, **named: Any) -> Any:
-        return gathered(*args, env_options_overrides={**options, **(env_options_overrides or {})}, **named)
+        return _GATHER(*args, env_options_overrides={**options, **(env_options_overrides or {})}, **named)
 
     compiler.get_compile_options = with_options
     try:
         yield
     finally:
-        compiler.get_compile_options = gathered
+        compiler.get_compile_options = outer
 
 
 def resident_mebibytes() -> int:
