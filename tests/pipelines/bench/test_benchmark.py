@@ -212,7 +212,7 @@ def engine(pair: tuple[LoadedTarget, LoadedDraft]) -> Engine:
 
 def test_a_round_without_drafting_still_verifies_every_draft(engine: Engine) -> None:
     """The programs of plain decoding, given drafts, are the verify-only round of which the draft's share is told."""
-    probe = engine.probe(num_drafts=3)
+    probe = engine.probe(num_verified=3)
     clock = RoundClock(probe)
     clock.measure(4)
     clock.measure(4)
@@ -223,7 +223,7 @@ def test_a_round_without_drafting_still_verifies_every_draft(engine: Engine) -> 
 
 
 def test_an_empty_call_runs_no_round(engine: Engine) -> None:
-    probe = engine.probe(num_drafts=0)
+    probe = engine.probe(num_verified=0)
     assert probe.run_rounds(4)[1] == 5
     assert probe.run_empty(4) > 0
     assert probe.proposed.tolist() == [[-1] * 5]

@@ -137,7 +137,7 @@ def test_the_sequences_mixed_packed_and_sent_rows_back() -> None:
     counters = _engine().counters
     assert counters.mixed_steps > 20
     assert counters.packed_calls > 20
-    assert counters.sent_back > 10
+    assert counters.preempted > 10
     assert counters.prompt_chunks > 20
 
 

@@ -60,7 +60,7 @@ class Setting:
     """One engine: which draft, how many drafts a round, how prompts are cut and rows are batched, and which driver."""
 
     draft: str | None
-    num_drafts: int | None = None
+    num_speculative_tokens: int | None = None
     batch_size: int = 8
     chunks: tuple[int, ...] = (4,)
     stream: bool = False
@@ -68,7 +68,7 @@ class Setting:
     def completions(self) -> list[Completion]:
         pair: tuple[Any, Any] = load_pair(random_target(), None if self.draft is None else DRAFTS[self.draft]())
         options = EngineOptions(
-            num_speculative_tokens=self.num_drafts,
+            num_speculative_tokens=self.num_speculative_tokens,
             max_seq_len=40,
             batch_size=self.batch_size,
             page_size=8,
@@ -98,7 +98,9 @@ def test_the_text_is_that_of_plain_decoding(setting: Setting) -> None:
     assert different == []
     rounds = [accepted for completion in completions for _, accepted in completion.rounds]
     if setting.draft == "bigram":
-        assert set(rounds) == set(range((setting.num_drafts or 0) + 1)), "some accept pattern was never tried"
+        assert set(rounds) == set(range((setting.num_speculative_tokens or 0) + 1)), (
+            "some accept pattern was never tried"
+        )
     if setting.draft in (None, "adversarial"):
         assert set(rounds) == {0}
 
