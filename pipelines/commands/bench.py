@@ -30,7 +30,8 @@ from dspark_jax.pipelines.text.prompts_file import FilePrompt, read_prompts_file
 from dspark_jax.speculators_common.errors import RequestError
 
 if TYPE_CHECKING:
-    from dspark_jax.pipelines.bench.benchmark import Benchmark, PromptSet
+    from dspark_jax.pipelines.bench.benchmark import Benchmark
+    from dspark_jax.pipelines.bench.options import PromptSet
     from dspark_jax.pipelines.checkpoints.loading import PreparedTarget
 
 
@@ -113,7 +114,8 @@ def run(args: argparse.Namespace) -> int:
 def _measure(args: argparse.Namespace, texts: dict[str, list[FilePrompt]]) -> tuple[Benchmark, str]:
     import tqdm
 
-    from dspark_jax.pipelines.bench.benchmark import BenchmarkOptions, check_benchmark, run_benchmark
+    from dspark_jax.pipelines.bench.benchmark import run_benchmark
+    from dspark_jax.pipelines.bench.options import BenchmarkOptions, check_benchmark
     from dspark_jax.pipelines.checkpoints.loading import prepare_draft, prepare_target, read_draft, read_target
     from dspark_jax.pipelines.compilation import use_compilation_cache
 
@@ -178,7 +180,7 @@ def _read_sets(files: Sequence[str], count: int) -> dict[str, list[FilePrompt]]:
 
 
 def _encoded(texts: dict[str, list[FilePrompt]], target: PreparedTarget, variables: dict[str, Any]) -> list[PromptSet]:
-    from dspark_jax.pipelines.bench.benchmark import PromptSet
+    from dspark_jax.pipelines.bench.options import PromptSet
     from dspark_jax.pipelines.text.prompts import encode_prompt
 
     def ids(prompt: FilePrompt) -> tuple[int, ...]:

@@ -157,7 +157,10 @@ class EnginePlan:
         if generation.max_new_tokens < 1:
             raise RequestError(field="max_new_tokens", found=generation.max_new_tokens, allowed="1 or more")
         if len(stops) > most:
-            raise RequestError(field="stop_ids", found=stops, allowed=f"at most {most} ids")
+            allowed = f"at most {most}"
+            raise RequestError(
+                f"found {len(stops)} ids, allowed {allowed}", field="stop_ids", found=stops, allowed=allowed
+            )
         if any(not 0 <= token < self.vocab_size for token in stops):
             raise RequestError(field="stop_ids", found=stops, allowed=ids)
         if not 0 <= threshold <= 1:

@@ -15,9 +15,10 @@ import pytest
 
 from dspark_jax.pipelines.bench import benchmark
 from dspark_jax.pipelines.bench import plot as benchmark_plot
-from dspark_jax.pipelines.bench.benchmark import ALL_SETS, Benchmark, BenchmarkOptions, PromptSet, run_benchmark
+from dspark_jax.pipelines.bench.benchmark import Benchmark, run_benchmark
 from dspark_jax.pipelines.bench.figures import Run
 from dspark_jax.pipelines.bench.machine import ReadProbe
+from dspark_jax.pipelines.bench.options import ALL_SETS, BenchmarkOptions, PromptSet
 from dspark_jax.pipelines.bench.probes import RoundClock, alternating_medians, stream_seconds
 from dspark_jax.pipelines.bench.report import as_json, as_text
 from dspark_jax.pipelines.checkpoints.loading import LoadedDraft, LoadedTarget, load_draft, load_target

@@ -142,7 +142,7 @@ def test_an_abandoned_run_gives_its_rows_and_pages_back(engine: Engine) -> None:
         ({"prompt_ids": (1, -1)}, "prompt: found token id .-1."),
         ({"prompt_ids": (1,) * 40}, "prompt: found 40 tokens, allowed at most 39"),
         ({"max_new_tokens": 0}, "max_new_tokens: found 0, allowed 1 or more"),
-        ({"stop_ids": (1, 2, 3, 4)}, r"stop_ids: found \(1, 2, 3, 4\), allowed at most 3 ids"),
+        ({"stop_ids": (1, 2, 3, 4)}, "stop_ids: found 4 ids, allowed at most 3"),
         ({"stop_ids": (VOCAB,)}, "stop_ids"),
         ({"confidence_threshold": 1.5}, "confidence_threshold: found 1.5, allowed 0..1"),
         ({"confidence_threshold": -0.1}, "confidence_threshold: found -0.1, allowed 0..1"),
