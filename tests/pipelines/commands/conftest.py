@@ -1,0 +1,47 @@
+"""`dspark generate` on the recorded pair."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
+
+from tests.support import text_pair
+from tests.support.text_pair import Finished, RecordedPair, dspark
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A compilation cache that all commands of this file use; afterwards JAX is as it was."""
+    names = ("jax_enable_compilation_cache", "jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    before = {name: jax.config.values[name] for name in (*names, "jax_persistent_cache_min_entry_size_bytes")}
+    yield tmp_path_factory.mktemp("compiled")
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
+@pytest.fixture(scope="module")
+def pair(data_dir: Path) -> RecordedPair:
+    return text_pair.recorded_pair(data_dir)
+
+
+@pytest.fixture(scope="module")
+def texts(pair: RecordedPair, tmp_path_factory: pytest.TempPathFactory) -> RecordedPair:
+    return text_pair.with_text(pair, tmp_path_factory.mktemp("texts"))
+
+
+@pytest.fixture
+def run(capsys: Capture, cache: Path, pair: RecordedPair):
+    """`dspark generate` on the recorded pair in float32; the arguments may name other models."""
+
+    def generate(*arguments: object, target: Path = pair.target, draft: Path | None = pair.draft) -> Finished:
+        models = ["--target", target, *([] if draft is None else ["--draft", draft])]
+        return dspark(capsys, "generate", *models, "--dtype", "float32", "--compilation-cache", cache, *arguments)
+
+    return generate
