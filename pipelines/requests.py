@@ -57,7 +57,7 @@ class RequestMaker:
             for index, prompt in enumerate(given)
         ]
 
-    def _request(self, prompt: Any, generation: Generation, prompt_format: PromptFormat, name: str) -> Request:
+    def _request(self, prompt: Prompt, generation: Generation, prompt_format: PromptFormat, name: str) -> Request:
         try:
             ids = encode_prompt(
                 prompt,

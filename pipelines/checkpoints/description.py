@@ -16,6 +16,7 @@ from typing import Any
 
 from dspark_jax.architectures.drafting.tables import tables_of
 from dspark_jax.architectures.registry import SupportedArchitecture
+from dspark_jax.architectures.target_config import TargetConfig
 from dspark_jax.pipelines.checkpoints.checkpoint import Checkpoint, open_target, with_draft_names
 from dspark_jax.pipelines.checkpoints.load_choices import choice_lines, draft_choices, in_bytes, target_choices
 from dspark_jax.pipelines.checkpoints.loading import check_against, parse_checkpoint
@@ -130,7 +131,7 @@ def description_json(description: Description) -> dict[str, Any]:
     }
 
 
-def _target_choices(checkpoint: Checkpoint, config: Any) -> tuple[Choice, ...]:
+def _target_choices(checkpoint: Checkpoint, config: TargetConfig) -> tuple[Choice, ...]:
     tokenizer = open_tokenizer(checkpoint)
     stops = stop_tokens(checkpoint, tokenizer)
     text, unread = "none: prompts are token ids", unread_tokenizer(checkpoint.path)

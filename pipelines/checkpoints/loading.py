@@ -57,7 +57,7 @@ class PreparedDraft:
 class LoadedTarget:
     """A target ready to run."""
 
-    module: Any
+    module: Any  # an `nnx.Module` that is a `Target`
     config: TargetConfig
     checkpoint: Checkpoint
     tokenizer: Tokenizer | None
@@ -68,7 +68,7 @@ class LoadedTarget:
 class LoadedDraft:
     """A draft ready to run with the target it was loaded for."""
 
-    module: Any
+    module: Any  # an `nnx.Module` that is a `Draft`
     config: DraftConfig
     tables: DraftTables
     checkpoint: Checkpoint

@@ -15,7 +15,7 @@ Prompt = str | Sequence[int] | Sequence[Message]
 _ALLOWED = "text, a list of token ids or a list of messages"
 
 
-def as_prompts(prompts: Any) -> list[Any]:
+def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Any]:
     """A list of prompts from one prompt or several. A list of ids or of messages is one prompt."""
     if isinstance(prompts, str | Mapping):
         return [prompts]
@@ -28,7 +28,7 @@ def as_prompts(prompts: Any) -> list[Any]:
 
 
 def encode_prompt(
-    prompt: Any,
+    prompt: Prompt,
     tokenizer: Tokenizer | None,
     *,
     raw: bool = False,
