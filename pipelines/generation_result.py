@@ -28,7 +28,7 @@ class GenerationResult:
     prompt_ids: tuple[int, ...]
     output_ids: tuple[int, ...]  # the stop token included
     finish_reason: FinishReason
-    allowed_new_tokens: int  # the request's budget, less where the longest sequence leaves less
+    allowed_new_tokens: int  # the request's budget, or the rest of the longest sequence if that is less
     tau: float | None  # mean acceptance length: committed tokens per round, bonus included; None without a round
     rounds: tuple[Round, ...]  # the first token belongs to no round: it comes from the prompt
     non_finite_rounds: int  # rounds after which the draft's states were not finite, so that it proposed nothing

@@ -51,15 +51,15 @@ def open_checkpoint(path_or_id: Path | str) -> Checkpoint:
     directory = local_path(path_or_id)
     if not directory.is_dir():
         reason = "is a file, allowed a directory or a .gguf file" if directory.exists() else "no such directory"
-        raise CheckpointError(f"{directory}: {reason}")
+        raise CheckpointError(reason, file=directory)
     compact_file, config_file = directory / DSPARK_JSON, directory / _CONFIG
     has_weights = (directory / _SINGLE).is_file() or (directory / _INDEX).is_file()
     if compact_file.is_file():
         return _open_compact(directory, compact_file)
     if not config_file.is_file() and not has_weights:
-        raise CheckpointError(f"{directory}: found neither {_CONFIG} nor {_SINGLE}{_what_else(directory)}")
+        raise CheckpointError(f"found neither {_CONFIG} nor {_SINGLE}{_what_else(directory)}", file=directory)
     if not config_file.is_file():
-        raise CheckpointError(f"{directory}: {_CONFIG}: missing beside the weights")
+        raise CheckpointError("missing beside the weights", file=directory, field=_CONFIG)
     config = read_json_object(config_file)
     refuse_quantised(config, config_file)  # before the tensors: quantised tensors would be reported as unknown
     generation_file = directory / _GENERATION_CONFIG
@@ -130,11 +130,11 @@ def _open_weights(directory: Path) -> dict[str, SafetensorsTensor]:
     single, index_file = directory / _SINGLE, directory / _INDEX
     if not index_file.is_file():
         if not single.is_file():
-            raise CheckpointError(f"{directory}: found no {_SINGLE} and no {_INDEX}{_what_else(directory)}")
+            raise CheckpointError(f"found no {_SINGLE} and no {_INDEX}{_what_else(directory)}", file=directory)
         return open_safetensors(single)
     weight_map = _weight_map(index_file)
     if single.is_file() and _SINGLE not in weight_map.values():
-        raise CheckpointError(f"{directory}: found {_SINGLE} and an index of other files, allowed one of the two")
+        raise CheckpointError(f"found {_SINGLE} and an index of other files, allowed one of the two", file=directory)
     return _open_shards(directory, index_file, weight_map)
 
 
@@ -147,7 +147,10 @@ def _weight_map(index_file: Path) -> dict[str, str]:
         or not all(isinstance(shard, str) for shard in weight_map.values())
     ):
         raise CheckpointError(
-            f"{index_file}: weight_map: missing or malformed, allowed an object of tensor names and file names"
+            "missing or malformed, allowed an object of tensor names and file names",
+            file=index_file,
+            field="weight_map",
+            allowed="an object of tensor names and file names",
         )
     for shard in sorted(set(weight_map.values())):
         # POSIX and Windows spellings are both refused, so that a checkpoint means the same on every system.

@@ -32,14 +32,16 @@ def check_equal_drafts(first: LoadedDraft, second: LoadedDraft) -> int:
     where, wanted = second.checkpoint.path, f"allowed those of {first.checkpoint.path}"
     if ours.keys() != theirs.keys():
         only = ", ".join(sorted(ours.keys() ^ theirs.keys()))
-        raise CheckpointError(f"{where}: parameters: found {only} in one of two drafts, {wanted}")
+        raise CheckpointError(
+            f"found {only} in one of two drafts, {wanted}", file=where, field="parameters", found=only
+        )
     for name, parameter in ours.items():
         if not _same_bits(np.asarray(parameter.get_value()), np.asarray(theirs[name].get_value())):
-            raise CheckpointError(f"{where}: parameter {name}: found other bits, {wanted}")
+            raise CheckpointError(f"found other bits, {wanted}", file=where, field=f"parameter {name}")
     given, other = _block(first.module), _block(second.module)
     for name, value in given.items():
         if not _same_bits(value, other[name]):
-            raise CheckpointError(f"{where}: {name} of a block: found other bits, {wanted}")
+            raise CheckpointError(f"found other bits, {wanted}", file=where, field=f"{name} of a block")
     return len(ours)
 
 
@@ -59,9 +61,8 @@ def _check_configs(first: LoadedDraft, second: LoadedDraft) -> None:
     for field in dataclasses.fields(DraftConfig):
         one, other = (getattr(draft.config, field.name) for draft in (first, second))
         if field.compare and one != other:
-            raise CheckpointError(
-                f"{second.config.source}: {field.name}: found {other!r}, allowed {one!r} as in {first.config.source}"
-            )
+            allowed = f"{one!r} as in {first.config.source}"
+            raise CheckpointError(file=second.config.source, field=field.name, found=other, allowed=allowed)
 
 
 def _block(module: Any) -> dict[str, np.ndarray]:

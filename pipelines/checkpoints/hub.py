@@ -97,7 +97,9 @@ def _of_hub(name: HubName) -> Path:
     missing = _missing_file(downloaded)
     if missing is not None:
         raise CheckpointError(
-            f"{name}: {missing}: missing in {downloaded}; the repository holds none, or the hub could not be reached"
+            f"missing in {downloaded}; the repository holds none, or the hub could not be reached",
+            file=str(name),
+            field=missing,
         )
     return downloaded
 
@@ -154,7 +156,9 @@ def _snapshot_of_folder(path: Path) -> Path:
     if main is None and len(snapshots) != 1:
         listed = ", ".join(entry.name for entry in snapshots[:5]) or "none"
         raise CheckpointError(
-            f"{folder}: snapshots: found {len(snapshots)} ({listed}) and no refs/main, allowed one of them by its path"
+            f"found {len(snapshots)} ({listed}) and no refs/main, allowed one of them by its path",
+            file=folder,
+            field="snapshots",
         )
     return main or snapshots[0]
 

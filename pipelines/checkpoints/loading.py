@@ -91,11 +91,16 @@ def parse_checkpoint(
     except CheckpointError as error:
         if kind != "draft":
             refuse_recurrent_state(checkpoint.config, checkpoint.config_file)
-        raise CheckpointError(f"{checkpoint.config_file}: architectures: {error}") from None
+        raise CheckpointError(
+            str(error), file=checkpoint.config_file, field="architectures", found=checkpoint.architecture
+        ) from None
     if kind not in (None, entry.kind):
         raise CheckpointError(
-            f"{checkpoint.config_file}: architectures: found {checkpoint.architecture!r}, a {entry.kind}, allowed a "
-            f"{kind}"
+            f"found {checkpoint.architecture!r}, a {entry.kind}, allowed a {kind}",
+            file=checkpoint.config_file,
+            field="architectures",
+            found=checkpoint.architecture,
+            allowed=f"a {kind}",
         )
     if entry.kind == "target":
         refuse_recurrent_state(checkpoint.config, checkpoint.config_file)
@@ -229,8 +234,8 @@ def refuse_side_files(checkpoint: Checkpoint) -> None:
     ]
     if sides:
         raise CheckpointError(
-            f"{sides[0]}: a mask embedding in a file of its own is not supported; allowed {checkpoint.config_file} "
-            "and its weights"
+            f"a mask embedding in a file of its own is not supported; allowed {checkpoint.config_file} and its weights",
+            file=sides[0],
         )
 
 
@@ -239,8 +244,11 @@ def check_borrowed(draft: DraftConfig, tables: DraftTables, target_config: Targe
     borrowed = [name for name in ("embed_tokens", "lm_head") if getattr(tables, name) != "own"]
     if borrowed and draft.table_width != target_config.hidden_size:
         raise PairError(
-            f"{draft.source}: hidden_size: found {draft.hidden_size}, allowed {target_config.hidden_size}: "
-            f"{' and '.join(borrowed)} would be the target's ({target_config.source})"
+            file=draft.source,
+            field="hidden_size",
+            found=draft.hidden_size,
+            allowed=f"{target_config.hidden_size}: {' and '.join(borrowed)} would be the target's "
+            f"({target_config.source})",
         )
 
 
@@ -273,7 +281,7 @@ def target_table(target: Checkpoint, name: str, draft: DraftConfig) -> TensorSou
     # Multimodal checkpoints put a prefix before the name.
     found = [stored for table in names for stored in target.tensors if f".{stored}".endswith(f".{table}")]
     if not found:
-        raise PairError(f"{draft.source}: no {name} in the draft, and none to share in {target.path}")
+        raise PairError(f"no {name} in the draft, and none to share in {target.path}", file=draft.source)
     return target.tensors[found[0]]
 
 

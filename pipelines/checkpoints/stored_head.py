@@ -68,10 +68,13 @@ def _pieces(tensor: SafetensorsTensor) -> Iterator[bytes]:
                 piece = stream.read(min(left, _PIECE))
                 if not piece:
                     raise CheckpointError(
-                        f"{tensor.file}: tensor {tensor.name}: {left} bytes are missing (the file was truncated since "
-                        "it was opened)"
+                        f"{left} bytes are missing (the file was truncated since it was opened)",
+                        file=tensor.file,
+                        field=f"tensor {tensor.name}",
                     )
                 left -= len(piece)
                 yield piece
     except OSError as error:
-        raise CheckpointError(f"{tensor.file}: tensor {tensor.name}: cannot be read: {error.strerror}") from error
+        raise CheckpointError(
+            f"cannot be read: {error.strerror}", file=tensor.file, field=f"tensor {tensor.name}"
+        ) from error

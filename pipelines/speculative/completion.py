@@ -19,7 +19,7 @@ class Completion:
     """
 
     request: Request
-    allowed_new_tokens: int  # the request's budget, less where the longest sequence leaves less
+    allowed_new_tokens: int  # the request's budget, or the rest of the longest sequence if that is less
     output_ids: list[int] = dataclasses.field(default_factory=list)
     finish_reason: FinishReason | None = None
     rounds: list[tuple[int, int]] = dataclasses.field(default_factory=list)  # (proposed, accepted) drafts

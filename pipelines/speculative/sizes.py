@@ -10,7 +10,7 @@ from dspark_jax.pipelines.speculative.generation import Generation, Request
 from dspark_jax.speculators_common.errors import RequestError
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig
 
-_SMALLEST_BUCKET = 256  # positions; smaller buckets would save little time and cost seconds of compilation each
+_SMALLEST_BUCKET = 256  # positions; every bucket costs seconds of compilation
 _PACKED_SHARES = (0.6,)  # packed flat batches hold this share of all drafts that the rows can have
 
 

@@ -32,7 +32,12 @@ def read_gguf_tokenizer(header: GGUFHeader) -> GGUFTokenizer:
     """The tokenizer of the file with this header. Raises `CheckpointError` for other kinds of tokenizers."""
     words = _gguf_list(header, "tokenizer.ggml.tokens", str)
     if len(set(words)) != len(words):
-        raise CheckpointError(f"{header.path}: tokenizer.ggml.tokens: found a token twice, allowed distinct tokens")
+        raise CheckpointError(
+            "found a token twice, allowed distinct tokens",
+            file=header.path,
+            field="tokenizer.ggml.tokens",
+            allowed="distinct tokens",
+        )
     ids = {key: header.get(f"tokenizer.ggml.{key}_token_id", int) for key in _NAMES}
     for key, token in ids.items():
         if token is not None and not 0 <= token < len(words):
@@ -74,7 +79,7 @@ def _gguf_backend(header: GGUFHeader, words: list[str]) -> tokenizers.Tokenizer:
             models.BPE(vocab={word: index for index, word in enumerate(words)}, merges=merges)
         )
     except Exception as error:  # the library raises plain Exception, for example for a merge of unknown tokens
-        raise CheckpointError(f"{header.path}: tokenizer.ggml.merges: {error}") from error
+        raise CheckpointError(str(error), file=header.path, field="tokenizer.ggml.merges") from error
     single_digits = pre_tokenizers.Digits(individual_digits=True)
     backend.pre_tokenizer = pre_tokenizers.Sequence([single_digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
     backend.decoder = decoders.ByteLevel()
@@ -86,5 +91,6 @@ def _gguf_backend(header: GGUFHeader, words: list[str]) -> tokenizers.Tokenizer:
 def _gguf_list(header: GGUFHeader, key: str, kind: type) -> list[Any]:
     values: list[Any] = header.require(key, list)
     if not all(type(value) is kind for value in values):
-        raise CheckpointError(f"{header.path}: {key}: found other entries, allowed a list of {kind.__name__}")
+        allowed = f"a list of {kind.__name__}"
+        raise CheckpointError(f"found other entries, allowed {allowed}", file=header.path, field=key, allowed=allowed)
     return values

@@ -41,7 +41,7 @@ def read_tokenizer_files(directory: Path) -> TokenizerFiles | None:
     try:
         backend = tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises plain Exception
-        raise CheckpointError(f"{file}: not a valid tokenizer: {error}") from error
+        raise CheckpointError(f"not a valid tokenizer: {error}", file=file) from error
     # Files often contain the limits of the last training run, which would cut or pad prompts.
     backend.no_truncation()
     backend.no_padding()
@@ -153,7 +153,7 @@ def _chat_template(directory: Path, config: Mapping[str, Any], tokens: Mapping[s
         try:
             return ChatTemplate(file.read_text(encoding="utf-8"), str(file), tokens)
         except (OSError, UnicodeDecodeError) as error:
-            raise CheckpointError(f"{file}: cannot be read: {error}") from error
+            raise CheckpointError(f"cannot be read: {error}", file=file) from error
     file = directory / _CONFIG
     text = _template_text(config, file)
     if text is None:

@@ -1,4 +1,4 @@
-"""speculators DSpark configs for tests: recorded ones, changed ones, and what the reader says of them."""
+"""speculators DSpark configs for tests: recorded and changed ones, and the result or the error of the reader."""
 
 from __future__ import annotations
 

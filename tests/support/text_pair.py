@@ -27,7 +27,7 @@ TEMPLATE = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RecordedPair:
-    """Directories of the pair, and what the reference said about prompt `i`."""
+    """The directories of the pair, and the recorded results for prompt `i`."""
 
     target: Path
     draft: Path
@@ -77,7 +77,7 @@ def copied(source: Path, destination: Path, **config_fields: object) -> Path:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Finished:
-    """What a command did."""
+    """The result of a command."""
 
     status: int
     out: str

@@ -16,7 +16,13 @@ import numpy as np
 from dspark_jax.pipelines.checkpoints.checkpoint_data import Checkpoint
 from dspark_jax.pipelines.checkpoints.gguf.header import GGUFHeader, GGUFTensorInfo, read_gguf_header
 from dspark_jax.pipelines.checkpoints.gguf.tensors import GGUFTensor, import_gguf
-from dspark_jax.speculators_common.errors import CheckpointError, DSparkError, collected_error, field_error
+from dspark_jax.speculators_common.errors import (
+    CheckpointError,
+    DSparkError,
+    collected_error,
+    field_error,
+    missing_field,
+)
 from dspark_jax.speculators_common.formats.fields import Fields
 from dspark_jax.speculators_common.formats.unknown_fields import unknown_fields
 
@@ -121,9 +127,9 @@ def _config(header: GGUFHeader) -> dict[str, Any]:
         if _size(header, key, head_dim) != head_dim:
             raise field_error(header.path, key, header.metadata[key], f"{head_dim}, the head dimension")
     if head_dim % 2 or heads % kv_heads:
+        found, allowed = f"{heads} query, {kv_heads} kv of {head_dim}", "an even size and whole groups"
         raise CheckpointError(
-            f"{header.path}: heads: found {heads} query, {kv_heads} kv of {head_dim}, allowed an even size and whole "
-            "groups"
+            f"found {found}, allowed {allowed}", file=header.path, field="heads", found=found, allowed=allowed
         )
     return {
         "architectures": ["LlamaForCausalLM"],
@@ -167,7 +173,7 @@ def _shortest(value: float) -> float:
 def _vocab_size(header: GGUFHeader) -> int:
     embedding = header.tensors.get("token_embd.weight")
     if embedding is None:
-        raise CheckpointError(f"{header.path}: tensor token_embd.weight: missing")
+        raise missing_field(header.path, "tensor token_embd.weight", "")
     declared = _size(header, "llama.vocab_size", embedding.shape[0])
     if declared != embedding.shape[0]:
         raise field_error(
@@ -200,7 +206,14 @@ def _tensors(header: GGUFHeader, config: dict[str, Any]) -> dict[str, GGUFTensor
         rotary_heads = heads.get(name.removesuffix(".weight").split(".")[-1], 0)
         if rotary_heads and (len(info.shape) != 2 or info.shape[0] != rotary_heads * config["head_dim"]):
             rows = f"{rotary_heads * config['head_dim']} rows for {rotary_heads} heads of {config['head_dim']}"
-            raise CheckpointError(f"{header.path}: tensor {name}: found shape {list(info.shape)}, expected {rows}")
+            shape = list(info.shape)
+            raise CheckpointError(
+                f"found shape {shape}, expected {rows}",
+                file=header.path,
+                field=f"tensor {name}",
+                found=shape,
+                allowed=rows,
+            )
         tensors[str(known_as)] = GGUFTensor(
             name=name,
             shape=info.shape,

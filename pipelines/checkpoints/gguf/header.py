@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from dspark_jax.speculators_common.errors import CheckpointError
+from dspark_jax.speculators_common.errors import CheckpointError, missing_field
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -49,13 +49,17 @@ class GGUFHeader:
         """The metadata value `key`, or `default` if it is absent. Raises `CheckpointError` if it is not a `kind`."""
         value = self.metadata.get(key, default)
         if value is not default and type(value) is not kind:
-            raise CheckpointError(f"{self.path}: {key}: found a {type(value).__name__}, allowed {kind.__name__}")
+            allowed = kind.__name__
+            found = type(value).__name__
+            raise CheckpointError(
+                f"found a {found}, allowed {allowed}", file=self.path, field=key, found=value, allowed=allowed
+            )
         return value
 
     def require(self, key: str, kind: type) -> Any:
         """The metadata value `key`. Raises `CheckpointError` if it is absent or not a `kind`."""
         if key not in self.metadata:
-            raise CheckpointError(f"{self.path}: {key}: missing, allowed {kind.__name__}")
+            raise missing_field(self.path, key, kind.__name__)
         return self.get(key, kind)
 
 
@@ -63,15 +67,15 @@ def read_gguf_header(path: Path | str) -> GGUFHeader:
     """Parse the header of a little-endian GGUF file, version 2 or 3. Raises `CheckpointError` for a malformed file."""
     file = Path(path)
     if not file.is_file():
-        raise CheckpointError(f"{file}: no such file")
+        raise CheckpointError("no such file", file=file)
     try:
         with file.open("rb") as stream:
             if stream.read(len(_MAGIC)) != _MAGIC:
-                raise CheckpointError(f"{file}: not a GGUF file (it does not start with {_MAGIC.decode()})")
+                raise CheckpointError(f"not a GGUF file (it does not start with {_MAGIC.decode()})", file=file)
             with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 return _Cursor(file, data).header()
     except OSError as error:
-        raise CheckpointError(f"{file}: cannot be read: {error.strerror}") from error
+        raise CheckpointError(f"cannot be read: {error.strerror}", file=file) from error
 
 
 class _Cursor:
@@ -94,7 +98,7 @@ class _Cursor:
         tensors: dict[str, GGUFTensorInfo] = {}
         for info in infos:
             if info.name in tensors:
-                raise CheckpointError(f"{self._file}: tensor {info.name}: appears twice")
+                raise CheckpointError("appears twice", file=self._file, field=f"tensor {info.name}")
             tensors[info.name] = dataclasses.replace(info, offset=start + info.offset)
         return GGUFHeader(path=self._file, size=self._size, metadata=metadata, tensors=tensors)
 
@@ -103,7 +107,7 @@ class _Cursor:
         for _ in self._bounded(count, 12, "field count"):
             key = self._string("a field name")
             if key in metadata:
-                raise CheckpointError(f"{self._file}: {key}: appears twice")
+                raise CheckpointError("appears twice", file=self._file, field=key)
             metadata[key] = self._value(self._u32(key), key)
         return metadata
 
@@ -157,7 +161,7 @@ class _Cursor:
         try:
             return self._data[start : self._position].decode("utf-8")
         except UnicodeDecodeError as error:
-            raise CheckpointError(f"{self._file}: {field}: invalid UTF-8: {error.reason}") from error
+            raise CheckpointError(f"invalid UTF-8: {error.reason}", file=self._file, field=field) from error
 
     def _u32(self, field: str) -> int:
         return int(_U32.unpack_from(self._data, self._take(_U32.size, field))[0])
@@ -178,4 +182,6 @@ class _Cursor:
         return start
 
     def _fault(self, field: str, found: object, allowed: str) -> CheckpointError:
-        return CheckpointError(f"{self._file}: {field}: found {found}, allowed {allowed}")
+        return CheckpointError(
+            f"found {found}, allowed {allowed}", file=self._file, field=field, found=found, allowed=allowed
+        )

@@ -37,7 +37,7 @@ class GGUFTensor:
         try:
             stored = np.memmap(self.file, np.uint8, mode="r", offset=self.offset, shape=(self.size_bytes,))
         except (OSError, ValueError) as error:
-            raise CheckpointError(f"{self.file}: tensor {self.name}: cannot be read: {error}") from error
+            raise CheckpointError(f"cannot be read: {error}", file=self.file, field=f"tensor {self.name}") from error
         array = dequantise(stored.view(np.ndarray), self.quantisation).reshape(self.shape)
         return half_split_rows(array, self.rotary_heads) if self.rotary_heads else array
 

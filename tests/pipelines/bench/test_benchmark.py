@@ -1,6 +1,4 @@
-"""The benchmark on a tiny pair: what it measures, its probes, its outputs and its arguments. Nothing here asserts a
-time.
-"""
+"""The benchmark of a tiny pair: its probes, its outputs and its options. No test asserts a time."""
 
 from __future__ import annotations
 
@@ -212,7 +210,7 @@ def engine(pair: tuple[LoadedTarget, LoadedDraft]) -> Engine:
 
 
 def test_a_round_without_drafting_still_verifies_every_draft(engine: Engine) -> None:
-    """The programs of plain decoding, given drafts, are the verify-only round of which the draft's share is told."""
+    """The programs of plain decoding, with drafts in the state, run the round without drafting."""
     probe = engine.probe(num_verified=3)
     clock = RoundClock(probe)
     clock.measure(4)

@@ -1,5 +1,5 @@
-"""Hugging Face directories: tensors arrive as they were stored, and every broken directory is refused with one line
-that says why.
+"""Hugging Face directories: tensors are read as they are stored, and unusable directories are refused with one clear
+line.
 """
 
 from __future__ import annotations

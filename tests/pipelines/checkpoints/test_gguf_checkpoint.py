@@ -1,6 +1,4 @@
-"""GGUF files: the same tensors and config as a Hugging Face directory of the model, and one clear error for whatever is
-not understood.
-"""
+"""GGUF files give the tensors and the config of a Hugging Face directory of the same model, or one clear error."""
 
 from __future__ import annotations
 

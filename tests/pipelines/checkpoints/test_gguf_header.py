@@ -1,4 +1,4 @@
-"""GGUF headers: read as the library reads them, and refused in one line where a number does not fit the file."""
+"""GGUF headers are read as the library reads them. Numbers that do not fit the file are refused in one line."""
 
 from __future__ import annotations
 

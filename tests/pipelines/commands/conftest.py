@@ -1,4 +1,4 @@
-"""`dspark generate` on the recorded pair."""
+"""Fixtures that run `dspark generate` on the recorded pair."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Capture = pytest.CaptureFixture[str]
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A compilation cache that all commands of this file use; afterwards JAX is as it was."""
+    """A compilation cache for all commands of a module. Afterwards the settings of JAX are restored."""
     names = ("jax_enable_compilation_cache", "jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
     before = {name: jax.config.values[name] for name in (*names, "jax_persistent_cache_min_entry_size_bytes")}
     yield tmp_path_factory.mktemp("compiled")

@@ -1,4 +1,4 @@
-"""`dspark generate`: what goes where, and what a user is told who got something wrong."""
+"""`dspark generate`: its outputs on stdout and stderr, its ways to give a prompt, and interruption."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def test_comparing_shows_both_ways_and_that_they_agree(run, pair: RecordedPair) 
 
 @pytest.fixture
 def interruptible() -> Iterator[None]:
-    """What a shell runs in the background ignores interrupts, and so would a child of it."""
+    """Make interrupts work: processes that a shell starts in the background ignore them, and so do their children."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

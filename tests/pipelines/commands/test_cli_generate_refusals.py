@@ -1,4 +1,4 @@
-"""`dspark generate`: what is refused, and the line that says so."""
+"""`dspark generate`: each refusal is one line, before any weights are read."""
 
 from __future__ import annotations
 

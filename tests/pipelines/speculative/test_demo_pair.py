@@ -1,5 +1,5 @@
-"""The demo pair: the recorded float32 reference and plain decoding give the same text and acceptance; what a user runs
-is compiled well.
+"""The demo pair gives the text and acceptance of the recorded float32 run, and its compiled programs copy no large
+array.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def completions(target: LoadedTarget) -> list[Completion]:
 
 @pytest.fixture(scope="module")
 def plain(target: LoadedTarget) -> list[Completion]:
-    """All requests beside each other: a row's text does not depend on its neighbours."""
+    """All requests in one batch: the text of a row does not depend on other rows."""
     return Engine(target.module, None, EngineOptions(max_seq_len=256, batch_size=len(REQUESTS))).generate(REQUESTS)
 
 
@@ -74,7 +74,7 @@ def test_plain_decoding_gives_the_same_ids(completions: list[Completion], plain:
 
 
 def test_bfloat16_texts_are_those_of_plain_decoding(bfloat16_target: LoadedTarget) -> None:
-    """Rounding makes near-ties common in bfloat16; every row of a round has to be the very row of a plain step."""
+    """Near-ties are common in bfloat16, so every verified row must equal the same row of a plain step bit for bit."""
     target = bfloat16_target
     options = EngineOptions(max_seq_len=250, num_speculative_tokens=3)
     draft = load_draft(DRAFT, target, jnp.bfloat16).module
@@ -85,9 +85,7 @@ def test_bfloat16_texts_are_those_of_plain_decoding(bfloat16_target: LoadedTarge
 
 
 def test_the_programs_that_a_user_runs_move_no_cache_and_no_table(bfloat16_target: LoadedTarget) -> None:
-    """Real sizes and all of XLA's optimisations: it is the large arrays that a compiler likes to bring into another
-    order.
-    """
+    """Uses real sizes and all optimisations of XLA, because a compiler reorders large arrays only."""
     target = bfloat16_target
     for draft in (load_draft(DRAFT, target, jnp.bfloat16).module, None):
         drafts = 0 if draft is None else draft.config.num_drafts

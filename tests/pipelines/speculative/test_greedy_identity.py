@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 @functools.cache
 def _texts() -> tuple[tuple[int, ...], ...]:
-    """The tokens that matter to a bigram: the last of each prompt and what plain decoding adds."""
+    """The tokens that a bigram draft sees: the last of each prompt, and the output of plain decoding."""
     return tuple((prompt[-1], *text) for prompt, text in zip(PROMPTS, plain_greedy(PROMPTS, NEW_TOKENS), strict=True))
 
 
@@ -57,7 +57,7 @@ DRAFTS: dict[str, Callable[[], TinyCheckpoint]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """One engine: which draft, how many drafts a round, how prompts are cut and rows are batched, and which driver."""
+    """The settings of one engine: its draft, k, the widths of prompt chunks, the batch size and the driver."""
 
     draft: str | None
     num_speculative_tokens: int | None = None

@@ -1,4 +1,4 @@
-"""Files of prompts: both formats, and what is wrong with a file."""
+"""Files of prompts: both formats, and the errors of malformed files."""
 
 from __future__ import annotations
 

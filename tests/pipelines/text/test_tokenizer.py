@@ -1,6 +1,4 @@
-"""Text to ids and back: special tokens once, chat templates in a sandbox, streamed text that never splits a
-character.
-"""
+"""Encoding and decoding: special tokens are added once, and streamed text never splits a character."""
 
 from __future__ import annotations
 
