@@ -264,31 +264,31 @@ class Engine:
             if job.is_prefilling:
                 lengths[row] = min(len(job.prefill_ids) - job.num_prefilled, width - sum(lengths.values()))
                 positions[row] = job.num_prefilled + lengths[row]
-        kept = self._reserve(positions)
+        running = self._reserve(positions)
         parts, last = {}, []
-        for row, job in kept.items():
+        for row, job in running.items():
             if row in lengths:
                 parts[row] = job.prefill_ids[job.num_prefilled : job.num_prefilled + lengths[row]]
                 job.num_prefilled += lengths[row]
                 if not job.is_prefilling:
                     last.append(row)
-        if kept:
-            num_pages = self.plan.page_bucket(max(positions[row] for row in kept))
+        if running:
+            num_pages = self.plan.page_bucket(max(positions[row] for row in running))
             self.counters.mixed_steps += 1
             output = self.runner.mixed(parts, last=last, width=width, num_pages=num_pages)
-            self._pending.append(_PendingProgram(output=output, jobs=kept))
+            self._pending.append(_PendingProgram(output=output, jobs=running))
 
     def _start_rounds(self, stream: bool) -> None:
         scheduler, rounds = self._scheduler, 1 if stream else self.options.rounds_per_call
-        kept = self._reserve({row: self._round_end(job) for row, job in scheduler.live() if not job.is_prefilling})
-        for row, job in kept.items():
+        running = self._reserve({row: self._round_end(job) for row, job in scheduler.live() if not job.is_prefilling})
+        for row, job in running.items():
             wanted = self._round_end(job) + (rounds - 1) * self.plan.tokens_per_round
             scheduler.extend(row, min(wanted, scheduler.max_positions(job)))
-        if not kept:
+        if not running:
             return
         self._send_page_table()
-        num_tokens = self.plan.token_bucket(sum(1 + job.next_length for job in kept.values()))
-        num_pages = self.plan.page_bucket(max(map(self._round_end, kept.values())))
+        num_tokens = self.plan.token_bucket(sum(1 + job.next_length for job in running.values()))
+        num_pages = self.plan.page_bucket(max(map(self._round_end, running.values())))
         self.counters.round_calls += 1
         self.counters.packed_calls += num_tokens < self.plan.token_buckets[-1]
         if stream:
@@ -297,7 +297,7 @@ class Engine:
             output = self.runner.loop(
                 num_pages=num_pages, num_tokens=num_tokens, until_any_finishes=bool(scheduler.waiting)
             )
-        self._pending.append(_PendingProgram(output=output, jobs=kept))
+        self._pending.append(_PendingProgram(output=output, jobs=running))
 
     def _round_end(self, job: Job) -> int:
         """The number of positions that are in use after the job's next round: P plus the anchor and its drafts."""
