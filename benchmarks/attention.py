@@ -1,8 +1,7 @@
-"""What a paged cache costs in a round: writing its rows, gathering the pages, attending to them; by page size and
-allocated length.
+"""The cost of a paged cache in a round: writing, gathering pages, and attention, by page size and allocated length.
 
-Every variant is one program over all layers with donated pages. The cost follows the allocated length, not the length
-in use.
+Every variant is one program over all layers with donated pages. The cost depends on the allocated length, not on the
+length in use.
 """
 
 from __future__ import annotations
@@ -23,8 +22,9 @@ from dspark_jax.pipelines.bench.probes import alternating_medians
 def work(
     part: str, num_layers: int, pages: KVPages, table: Any, batch: RaggedBatch, query: Any, rows: Any
 ) -> tuple[KVPages, Any]:
-    """Write the batch in every layer, then nothing (`write`), gather (`read`) or attend (`attend`); the result keeps
-    XLA from dropping any of it.
+    """Write the batch in every layer, then do nothing more (`write`), gather (`read`) or attend (`attend`).
+
+    The result depends on all of it, so that XLA removes nothing.
     """
     cache = KVCache(pages=pages, page_table=table, lengths=batch.positions[:1])
     total = jnp.zeros((), jnp.float32)
@@ -44,7 +44,7 @@ def work(
 
 
 class Variant:
-    """A program and the pages that it takes and gives back."""
+    """A program and the pages that it donates and returns."""
 
     def __init__(self, part: str, args: argparse.Namespace, page_size: int, length: int) -> None:
         count = -(-length // page_size)

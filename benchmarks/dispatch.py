@@ -1,8 +1,7 @@
-"""What it costs to call the round: the project's entry (flat leaves, graph definition closed over) against other ways
-to pass a model.
+"""The cost of calling the round: the project's entry (flat leaves, graph definition closed over) and other ways to pass
+a model.
 
-A decoder with as many arrays as a real one but hardly any arithmetic, in float32, so that the host's part of a call
-shows.
+The decoder has as many arrays as a real one but very little arithmetic, so that the host's share of a call dominates.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ def tiny_decoder(num_layers: int) -> DenseDecoder:
 
 
 class Variant:
-    """A round's entry and the state that goes through it; the row is inert, which costs the same as a live one."""
+    """A compiled round and its state. The row is inert, which costs the same as a live one."""
 
     def __init__(self, target: DenseDecoder, entry: Any) -> None:
         pages = KVPages.zeros(target.kv_params(PAGE_SIZE), 1)

@@ -1,7 +1,7 @@
-"""What loading a checkpoint costs: seconds, bytes per second, and memory beyond the arrays that it leaves behind.
+"""The cost of loading a checkpoint: seconds, bytes per second, and memory beyond the final arrays.
 
-A checkpoint is loaded in a fresh process, which this one watches. What counts is anonymous memory: file pages that the
-reader mapped are the kernel's to drop. Linux only.
+A new process loads the checkpoint, and this one measures its anonymous memory. Mapped pages of files do not count,
+because the kernel can drop them. Linux only.
 """
 
 from __future__ import annotations
@@ -101,8 +101,9 @@ def load_and_tell(checkpoint: str, dtype: str) -> None:
 
 
 def measure(checkpoint: str, dtype: str) -> tuple[dict[str, float], str]:
-    """Load once in a new process and watch its memory from here, where no lock of that process delays the samples;
-    figures, backend.
+    """Load once in a new process and sample its memory from here, so that no lock of that process delays the samples.
+
+    Returns the figures and the backend.
     """
     command = [sys.executable, __file__, "--load", checkpoint, "--dtype", dtype]
     samples = []

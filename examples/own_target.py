@@ -1,11 +1,11 @@
 """Embed a DSpark draft in the compiled step of a model of your own.
 
-`Model` stands for somebody's Flax model: it has no cache, and nothing in it knows this package. `speculate` is the
-whole integration: one jitted function that runs the model, reads its taps with `nnx.capture`, accepts, feeds the
-draft's context and drafts the next block. Run it: `python examples/own_target.py`.
+`Model` is an example of a user's Flax model: it has no cache and does not use this package. `speculate` is the whole
+integration: one jitted function that runs the model, reads its taps with `nnx.capture`, decides which drafts are
+accepted, stores the draft's context and drafts the next block. Run it: `python examples/own_target.py`.
 
-The draft needs no training here: its Markov head is the model's own embedding and head, so it proposes what the model
-would say if only the last token mattered.
+The draft is not trained here. Its Markov head is the model's embedding and head, so it proposes the tokens that the
+model would give if they depended on the last token only.
 """
 
 import dataclasses
@@ -48,13 +48,11 @@ class Model(nnx.Module):
 
 
 class Tap(nnx.Intermediate):
-    """What `nnx.capture` files the layers' outputs under."""
+    """The variable type under which `nnx.capture` stores the layers' outputs."""
 
 
 def make_draft(model: Model) -> DSparkSpeculatorsDraft:
-    """A draft in the published form, taps 1 and 3, its Markov head made of the model's tables and its own
-    head silent.
-    """
+    """A draft with taps 1 and 3, a Markov head made of the model's tables, and a head that is zero."""
     draft = DSparkSpeculatorsDraft(
         hidden_size=WIDTH,
         num_hidden_layers=1,
@@ -95,16 +93,17 @@ def speculate(
     drafts: jax.Array,
     cache: KVCache,
 ):
-    """One round. `ids` [LENGTH] hold the text up to the anchor; positions `start..anchor_at - 1` (a prompt) become
-    context whatever is accepted.
+    """One round. `ids` [LENGTH] is the text up to the anchor at `anchor_at`.
+
+    Positions `start..anchor_at - 1`, which are prompt tokens, become context independently of what is accepted.
     """
     ids = jax.lax.dynamic_update_slice(ids, drafts[0], (anchor_at + 1,))
     logits, captured = nnx.capture(model, Tap, method_outputs=Tap)(ids[None])
     taps = jnp.concatenate(
         [captured["layers"][tap - 1]["__call__"].get_value()[0][0] for tap in draft.config.taps], axis=-1
     )
-    choices = jax.lax.dynamic_slice(jnp.argmax(logits[0], axis=-1).astype(jnp.int32), (anchor_at,), (BLOCK + 1,))
-    accepted, anchor = accept_greedy(Proposal(drafts, jnp.full((1,), BLOCK, jnp.int32)), choices[None])
+    target_tokens = jax.lax.dynamic_slice(jnp.argmax(logits[0], axis=-1).astype(jnp.int32), (anchor_at,), (BLOCK + 1,))
+    accepted, anchor = accept_greedy(Proposal(drafts, jnp.full((1,), BLOCK, jnp.int32)), target_tokens[None])
 
     anchor_at = anchor_at + accepted[0] + 1
     position = jnp.arange(LENGTH, dtype=jnp.int32)

@@ -1,4 +1,4 @@
-"""The Python interface in three lines: load a pair, generate, read.
+"""The Python interface: load a target and a draft, then generate.
 
 pipeline = dspark_jax.load("smollm2", "models/smollm2-135m-dspark")
 [result] = pipeline.generate("What is the capital of France?", max_new_tokens=40)
@@ -11,12 +11,13 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+from dspark_jax.architectures.target_config import TargetConfig
 from dspark_jax.pipelines.checkpoints.load_choices import check_memory, device_memory, in_bytes, load_choices
 from dspark_jax.pipelines.checkpoints.loading import (
     LoadedDraft,
@@ -75,9 +76,10 @@ def load(
     announce: Announce | None = None,
     **pair: Unpack[PairFields],
 ) -> Pipeline:
-    """`prepare` a pair, read its weights and allocate its caches; `announce` gets what was decided before the latter.
+    """Load a pair: `prepare` it, read its weights and allocate its caches. Arguments as in `prepare`.
 
-    Raises `DSparkError` for everything about the files or the arguments that does not fit.
+    `announce` is called with the choices before the caches are allocated. Raises `DSparkError` for files or arguments
+    that cannot be used.
     """
     return prepare(target, draft, **pair).load(announce=announce)
 
@@ -93,16 +95,17 @@ def prepare(
     sample_from_anchor: bool | None = None,
     partial_rotary_factor: float | None = None,
 ) -> PreparedPipeline:
-    """A target (Hugging Face directory or id, .gguf file or `smollm2`), and a draft for it, without their weights.
+    """Check a target, and a draft for it, without reading their weights.
 
-    Without a draft the pipeline decodes plainly. `dtype`, bfloat16 or float32, is that of weights and caches; output in
-    float32 is exactly that of plain decoding. `num_speculative_tokens` is k, the drafts per round, by default a number
-    that is fast on this platform. The caches hold `batch_size` rows of `max_seq_len` tokens, prompt and output
-    together; by default 2048, or what the target was made for if that is less. `sample_from_anchor` and
-    `partial_rotary_factor` overrule the draft's files.
+    `target` is a Hugging Face directory or id, a .gguf file or `smollm2`; `draft` is a Hugging Face directory or id.
+    Without a draft the pipeline decodes plainly. `dtype`, bfloat16 or float32, is the type of weights and caches; in
+    float32 the output is token for token that of plain decoding. `num_speculative_tokens` is k, the drafts per round;
+    the default is a number that is fast on this platform. The caches hold `batch_size` rows of `max_seq_len` tokens,
+    prompt and output together; the default is 2048, or the target's maximum if that is less. `sample_from_anchor` and
+    `partial_rotary_factor` override the draft's files.
 
-    Everything that can be wrong with files and arguments is found here, and requests can be checked already. What was
-    decided is in `Pipeline.choices` once it is loaded. Raises `DSparkError`.
+    Every fault in files and arguments is found here, as a `DSparkError`. The prepared pipeline can already check
+    requests. `Pipeline.choices` lists the choices that were made.
     """
     started = time.perf_counter()
     overrides = DraftOverrides(sample_from_anchor=sample_from_anchor, partial_rotary_factor=partial_rotary_factor)
@@ -124,22 +127,22 @@ def prepare(
     )
     plan = plan_of(prepared_target.abstract, None if prepared_draft is None else prepared_draft.abstract, options)
     check_memory(plan, device_memory())
-    return PreparedPipeline(target=prepared_target, draft=prepared_draft, plan=plan, why_drafts=why, started=started)
+    return PreparedPipeline(target=prepared_target, draft=prepared_draft, plan=plan, k_reason=why, started=started)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PreparedPipeline:
-    """A pair whose files and sizes were checked and whose weights are not read yet. Made by `prepare`."""
+    """A pair whose files and sizes are checked and whose weights are not read yet. Made by `prepare`."""
 
     target: PreparedTarget
     draft: PreparedDraft | None
     plan: EnginePlan
-    why_drafts: str  # why so many drafts a round, if nobody said how many
-    started: float
+    k_reason: str  # why k is what it is; empty if the caller stated k
+    started: float  # `time.perf_counter` when `prepare` began
 
     @property
     def requests(self) -> RequestMaker:
-        """Makes checked requests; the loaded pipeline has the same one."""
+        """Makes checked requests. The loaded pipeline uses the same one."""
         return RequestMaker(
             tokenizer=self.target.tokenizer,
             stop_ids=self.target.stop_ids,
@@ -149,7 +152,7 @@ class PreparedPipeline:
         )
 
     def load(self, *, announce: Announce | None = None) -> Pipeline:
-        """Read the weights and allocate the caches; `announce` gets what was decided before the latter."""
+        """Read the weights and allocate the caches. `announce` is called with the choices before the allocation."""
         target = read_target(self.target)
         return Pipeline(self, target, None if self.draft is None else read_draft(self.draft), announce=announce)
 
@@ -167,36 +170,37 @@ class Pipeline:
     ) -> None:
         self._prepared, self.target, self.draft = prepared, target, draft
         self.plan, self.requests = prepared.plan, prepared.requests
-        self.choices = load_choices(target, draft, self.plan, prepared.why_drafts)
+        self.choices = load_choices(target, draft, self.plan, prepared.k_reason)
         if announce is not None:
             announce(self.choices)
         try:
             self.engine = Engine(target.module, None if draft is None else draft.module, plan=self.plan)
         except jax.errors.JaxRuntimeError as error:
-            if "RESOURCE_EXHAUSTED" not in str(error):  # the runtime has no other way to say it
+            if "RESOURCE_EXHAUSTED" not in str(error):  # the JAX error has no status field
                 raise
             options = self.plan.options
             raise RequestError(
                 f"no memory left for {in_bytes(self.plan.kv_bytes)} "
                 f"(batch_size {options.batch_size}, max_seq_len {options.max_seq_len})",
                 field="kv cache",
+                found=self.plan.kv_bytes,
             ) from error
         self.load_seconds = time.perf_counter() - prepared.started
 
     def warmup(self, *, stream: bool | None = None) -> int:
-        """Compile every program that a request can need, so that none waits for a compiler; returns how many.
+        """Compile every program that a request can need, so that no request has to wait; returns their number.
 
-        `stream` restricts it to the driver that is used: true for streaming, false for the device loop.
+        `stream` restricts it to one driver: true for streaming, false for the device loop.
         """
         return self.engine.warmup(stream=stream)
 
     def without_draft(self) -> Pipeline:
-        """The same loaded target, decoding plainly, with caches of its own: for a comparison in one process."""
+        """A pipeline that decodes plainly with the same loaded target and its own caches, for comparisons."""
         options = dataclasses.replace(self.plan.options, num_speculative_tokens=None)
         plan = plan_of(self.target.module, None, options)
         check_memory(plan, device_memory())
         started = time.perf_counter()
-        plain = dataclasses.replace(self._prepared, draft=None, plan=plan, why_drafts="", started=started)
+        plain = dataclasses.replace(self._prepared, draft=None, plan=plan, k_reason="", started=started)
         return Pipeline(plain, self.target, None)
 
     def generate(
@@ -208,14 +212,14 @@ class Pipeline:
         stream: OnPiece | None = None,
         **changes: Unpack[GenerationFields],
     ) -> list[GenerationResult]:
-        """Continue one prompt or several, greedily; results come in the order of the prompts.
+        """Continue one prompt or several greedily; returns the results in the order of the prompts.
 
         A prompt is text, a list of token ids, or a list of messages (`{"role": ..., "content": ...}`). Text becomes a
         user message in the model's chat format, unless `prompt_format` says otherwise; for models without a chat
-        template it is continued as it is. `generation` says how to continue them; its fields can be given as keywords
-        (`max_new_tokens=40`). `stream` is called with every `StreamPiece` as rounds complete; without it many rounds
-        run on the device before the host sees their tokens, which is faster. Raises `RequestError` before anything
-        runs.
+        template it is continued as it is. `generation` holds the options; its fields can be given as keywords
+        (`max_new_tokens=40`). `stream` is called with every `StreamPiece` as rounds complete. Without it many rounds
+        run on the device before the host reads their tokens, which is faster. Raises `RequestError` for prompts and
+        options that cannot be served, before any request runs.
         """
         if changes.get("stop_ids") is not None:
             changes["stop_ids"] = tuple(changes["stop_ids"] or ())
@@ -227,7 +231,7 @@ class Pipeline:
     def run(
         self, requests: Sequence[Request], *, stream: OnPiece | None = None
     ) -> Iterator[tuple[int, GenerationResult]]:
-        """Run requests; yields `(index, result)` as they finish."""
+        """Run requests; yields `(index, result)` as they finish. `stream` as in `generate`."""
         outputs = [Output(index, self.target, stream) for index in range(len(requests))]
         clock = CompileClock()
         with clock.watching():
@@ -242,34 +246,39 @@ def _checked_dtype(dtype: DTypeLike) -> DTypeLike:
         found = jnp.dtype(dtype).name
     except TypeError:
         found = str(dtype)
+    allowed = " or ".join(_DTYPES)
     if found not in _DTYPES:
-        raise RequestError(f"found {found}, allowed {' or '.join(_DTYPES)}", field="dtype", found=found)
+        raise RequestError(f"found {found}, allowed {allowed}", field="dtype", found=found, allowed=allowed)
     return jnp.dtype(found)
 
 
 def _check_arguments(
     draft: Path | str | None, num_speculative_tokens: int | None, overrides: DraftOverrides, batch_size: int
 ) -> None:
-    """What can be said before any file is read. An argument that would do nothing is an error."""
+    """Raise `RequestError` for what is wrong without knowing the files, such as a draft option without a draft."""
     if batch_size < 1:
         raise RequestError(field="batch_size", found=batch_size, allowed="1 or more")
     if num_speculative_tokens is not None and (
         not isinstance(num_speculative_tokens, int) or isinstance(num_speculative_tokens, bool)
     ):
         raise RequestError(field="num_speculative_tokens", found=num_speculative_tokens, allowed="an integer")
-    of_drafts: Mapping[str, Any] = {"num_speculative_tokens": num_speculative_tokens, **dataclasses.asdict(overrides)}
-    for name, value in of_drafts.items():
+    draft_options: Mapping[str, object] = {
+        "num_speculative_tokens": num_speculative_tokens,
+        **dataclasses.asdict(overrides),
+    }
+    for name, value in draft_options.items():
         if draft is None and value is not None:
             raise RequestError(field=name, found=value, allowed="only with a draft")
 
 
-def _max_seq_len(asked: int | None, target_config: Any) -> int:
-    longest = int(target_config.max_position_embeddings)
+def _max_seq_len(asked: int | None, target_config: TargetConfig) -> int:
+    longest = target_config.max_position_embeddings
     if asked is None:
         return min(longest, DEFAULT_MAX_SEQ_LEN)
     if not 2 <= asked <= longest:
         raise RequestError(
-            f"found {asked}, allowed 2..{longest} ({target_config.source}: max_position_embeddings)",
             field="max_seq_len",
+            found=asked,
+            allowed=f"2..{longest} ({target_config.source}: max_position_embeddings)",
         )
     return asked

@@ -1,7 +1,7 @@
-"""The `dspark` command: finds the subcommand, calls it, turns what can go wrong into an exit status.
+"""The `dspark` command: runs a subcommand and turns errors into an exit status.
 
-A subcommand is a module with `add_parser(subparsers)` and `run(args)`. Only the one that is asked for is imported:
-`dspark --help` has to be fast.
+A subcommand is a module with `add_parser(subparsers)` and `run(args)`. Only the requested one is imported, so that
+`dspark --help` is fast.
 """
 
 from __future__ import annotations
@@ -19,34 +19,33 @@ from typing import Any, NoReturn
 from dspark_jax import __version__
 from dspark_jax.speculators_common.errors import DSparkError
 
-# name -> (module, what `dspark --help` says)
+# name -> (module, its line in `dspark --help`)
 COMMANDS = {
     "generate": ("dspark_jax.pipelines.commands.generate", "generate text; with a draft faster, and the same text"),
     "info": ("dspark_jax.pipelines.commands.info", "say what a checkpoint is, and whether a draft fits a target"),
     "convert": ("dspark_jax.pipelines.commands.convert", "write a draft in the other published format"),
     "bench": ("dspark_jax.pipelines.commands.bench", "plain against speculative decoding, in one process"),
 }
-BAD_INPUT, INTERRUPTED, BROKEN_PIPE = (
-    2,
-    130,
-    141,
-)  # the last two as a shell reports the signals: 128 + SIGINT, 128 + SIGPIPE
+BAD_INPUT = 2
+# The values that a shell reports for these signals: 128 + SIGINT, 128 + SIGPIPE.
+INTERRUPTED, BROKEN_PIPE = 130, 141
 
 
 class _Parser(argparse.ArgumentParser):
-    """A flag is what it is called: no abbreviations, which change their meaning when a flag is added."""
+    """Accepts no abbreviated flags: a new flag could change what an abbreviation means."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False, **options})
 
     def error(self, message: str) -> NoReturn:
-        """One line, as for every other bad input; `--help` has the usage."""
+        """Exit with one line, as for every other bad input, instead of argparse's usage text."""
         self.exit(BAD_INPUT, f"dspark: error: {' '.join(message.splitlines())}\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run `dspark` with `arguments` (those of the process by default); returns the exit status. Wrong arguments raise
-    `SystemExit(2)`.
+    """Run `dspark` with `arguments`, those of the process by default; returns the exit status.
+
+    Wrong arguments raise `SystemExit(2)`.
     """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     try:
@@ -59,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         _discard_stdout()
         return BROKEN_PIPE
-    except OSError as error:  # a path that the system refuses: too long, not permitted, a device that is gone
+    except OSError as error:  # a path that the system refuses, for example because it is too long
         print(f"dspark: error: {error.filename or 'input or output'}: {error.strerror or error}", file=sys.stderr)
         return BAD_INPUT
     except KeyboardInterrupt:
@@ -73,7 +72,7 @@ def _run(arguments: Sequence[str]) -> int:
     name = next((argument for argument in arguments if not argument.startswith("-")), None)
     module = importlib.import_module(COMMANDS[name][0]) if name in COMMANDS else None
     args = _parser(module, name).parse_args(arguments)
-    assert module is not None  # argparse has refused everything else
+    assert module is not None  # argparse refuses unknown commands
     return int(module.run(args) or 0)
 
 
@@ -92,6 +91,6 @@ def _parser(module: ModuleType | None, chosen: str | None) -> argparse.ArgumentP
 
 
 def _discard_stdout() -> None:
-    """Send what is still buffered nowhere: Python flushes at its end and would complain."""
+    """Redirect stdout to the null device. Python flushes stdout on exit and would report the broken pipe."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

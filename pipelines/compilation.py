@@ -1,6 +1,4 @@
-"""Compilation as the user meets it: how long it took, apart from everything else, and where its results are kept
-between two runs.
-"""
+"""Measures compilation time, and sets JAX's persistent compilation cache."""
 
 from __future__ import annotations
 
@@ -16,14 +14,16 @@ import jax
 
 from dspark_jax.speculators_common.errors import RequestError
 
-_COMPILE_EVENTS = "/jax/core/compile/"  # tracing, lowering, and compiling or fetching from the persistent cache
+_COMPILE_EVENTS = "/jax/core/compile/"  # tracing, lowering, and compiling or reading from the persistent cache
 _DIRECTORY = "jax_compilation_cache_dir"
 _HITS, _MISSES = "/jax/compilation_cache/cache_hits", "/jax/compilation_cache/cache_misses"
 
 
 class CompileClock:
-    """When this process was compiling, in `time.perf_counter()` seconds. JAX compiles inside the call that needs a
-    program first.
+    """Records when JAX compiles in this process, in seconds of `time.perf_counter()`.
+
+    JAX compiles a program inside the first call of it, so compilation has to be subtracted from measured times.
+    `from_cache` and `compiled` count the executables that the persistent cache held and did not hold.
     """
 
     def __init__(self) -> None:
@@ -32,9 +32,7 @@ class CompileClock:
         self.compiled = 0
 
     def seconds(self, start: float = 0.0, end: float = float("inf")) -> float:
-        """Seconds of compilation between two moments. Spans lie inside each other where a traced function calls
-        another.
-        """
+        """Seconds of compilation between `start` and `end`. Overlapping spans, from nested traces, count once."""
         total, covered = 0.0, start
         for first, last in sorted(self._spans):
             first, last = max(first, covered), min(last, end)
@@ -44,7 +42,7 @@ class CompileClock:
 
     @contextmanager
     def watching(self) -> Iterator[CompileClock]:
-        """Listen to JAX while the body runs."""
+        """Record JAX's compilations while the context is open."""
         jax.monitoring.register_event_duration_secs_listener(self._on_duration)
         jax.monitoring.register_event_listener(self._on_event)
         try:
@@ -64,17 +62,17 @@ class CompileClock:
 
 
 def default_cache_directory() -> Path:
-    """Where the command line keeps compiled programs: `$XDG_CACHE_HOME/dspark-jax`, else `~/.cache/dspark-jax`."""
+    """The default directory of compiled programs: `$XDG_CACHE_HOME/dspark-jax`, else `~/.cache/dspark-jax`."""
     stated = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(stated) if Path(stated).is_absolute() else Path.home() / ".cache") / "dspark-jax"
 
 
 def use_compilation_cache(stated: str | None) -> str:
-    """Set JAX's persistent compilation cache for this process; returns where it is, or `off` and why, for the user.
+    """Set JAX's persistent compilation cache for this process; returns its directory, or `off` and the reason.
 
-    `stated` is a directory, `off`, or `None` for the default directory unless JAX was told one already
-    (`JAX_COMPILATION_CACHE_DIR`). Raises `RequestError` for a stated directory that cannot be written; without the
-    default one the program runs all the same.
+    `stated` is a directory or `off`. `None` means the directory that JAX is already set to
+    (`JAX_COMPILATION_CACHE_DIR`), else the default directory. Raises `RequestError` if a stated directory cannot be
+    written. If the default directory cannot be written, the cache is off.
     """
     if stated == "off":
         jax.config.update("jax_enable_compilation_cache", False)
@@ -83,11 +81,14 @@ def use_compilation_cache(stated: str | None) -> str:
         return str(known)
     try:
         directory = _writable(Path(stated) if stated else default_cache_directory())
-    except (OSError, RuntimeError) as error:  # no home directory is a RuntimeError
+    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home directory
         reason = error.strerror if isinstance(error, OSError) else error
         if stated:
             raise RequestError(
-                f"--compilation-cache: found {stated} ({reason}), allowed a directory that can be written, or off"
+                f"found {stated} ({reason}), allowed a directory that can be written, or off",
+                field="--compilation-cache",
+                found=stated,
+                allowed="a directory that can be written, or off",
             ) from error
         return f"off ({reason})"
     settings = {

@@ -1,4 +1,4 @@
-"""What comes of one prompt: text, ids, rounds and times."""
+"""The result of one prompt: text, ids, rounds and times."""
 
 from __future__ import annotations
 
@@ -14,30 +14,24 @@ from dspark_jax.pipelines.text.stream_decoder import StreamDecoder
 
 
 class Round(NamedTuple):
-    """One verification: drafts that the target checked, and how many of them it accepted. Plain decoding has rounds of
-    (0, 0).
-    """
+    """One round. Plain decoding has rounds of (0, 0)."""
 
-    proposed: int
-    accepted: int
+    proposed: int  # drafts that the target verified
+    accepted: int  # drafts that it accepted
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GenerationResult:
-    """What came of one prompt. All times but `compile_seconds` are without compilation; rows that decode together share
-    theirs.
-    """
+    """The result of one prompt. Times exclude compilation, except `compile_seconds`; rows in one batch share them."""
 
     text: str | None  # without special tokens; None for a model without tokenizer
     prompt_ids: tuple[int, ...]
     output_ids: tuple[int, ...]  # the stop token included
     finish_reason: FinishReason
-    allowed_new_tokens: int  # the budget: what was asked for, or what was left of the longest sequence
-    tau: (
-        float | None
-    )  # mean acceptance length: committed tokens per round, the target's own included; None without a round
-    rounds: tuple[Round, ...]  # the first token comes out of the prompt and belongs to none
-    non_finite_rounds: int  # rounds after which the draft's states had overflowed, so that nothing was proposed
+    allowed_new_tokens: int  # the request's budget, or the rest of the longest sequence if that is less
+    tau: float | None  # mean acceptance length: committed tokens per round, bonus included; None without a round
+    rounds: tuple[Round, ...]  # the first token belongs to no round: it comes from the prompt
+    non_finite_rounds: int  # rounds after which the draft's states were not finite, so that it proposed nothing
     first_token_seconds: float  # from admission to the first token
     decode_seconds: float  # from the first token to the last
     compile_seconds: float
@@ -49,7 +43,7 @@ class GenerationResult:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Decoding speed: tokens after the first per second; `None` for a single token."""
+        """Decoding speed: tokens after the first, per second; `None` for a single token."""
         return (
             (len(self.output_ids) - 1) / self.decode_seconds
             if len(self.output_ids) > 1 and self.decode_seconds > 0
@@ -59,12 +53,10 @@ class GenerationResult:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StreamPiece:
-    """New output of one prompt. `text` may be empty, while a character is unfinished and for models without
-    tokenizer.
-    """
+    """New output of one prompt."""
 
     index: int  # of the prompt
-    text: str
+    text: str  # empty while a character is incomplete, and for models without tokenizer
     ids: tuple[int, ...]
 
 
@@ -72,7 +64,7 @@ OnPiece = Callable[[StreamPiece], None]
 
 
 class Output:
-    """The output of one prompt while it grows: when its tokens came, and their text."""
+    """The output of one prompt while it runs: decodes its text and records when its tokens arrived."""
 
     def __init__(self, index: int, target: LoadedTarget, on_piece: OnPiece | None) -> None:
         self._index, self._tokenizer, self._on_piece = index, target.tokenizer, on_piece
@@ -82,7 +74,7 @@ class Output:
         self._first = self._last = 0.0
 
     def add(self, ids: Sequence[int]) -> None:
-        """Tokens that have just reached the host."""
+        """Record tokens that have just reached the host."""
         self._last = time.perf_counter()
         self._first = self._first or self._last
         if self._on_piece is not None and ids:
@@ -91,9 +83,7 @@ class Output:
             )
 
     def result(self, completion: Completion, clock: CompileClock) -> GenerationResult:
-        """The finished output. JAX compiles a program when it is first needed, in the middle of a request; that time is
-        taken out.
-        """
+        """The finished output. Compilation that happened during the request is subtracted from its times."""
         if self._on_piece is not None and self._decoder is not None and (rest := self._decoder.finish()):
             self._on_piece(StreamPiece(index=self._index, text=rest, ids=()))
         compiled_first = clock.seconds(self._first - completion.prefill_seconds, self._first)

@@ -1,4 +1,4 @@
-"""What a caller asks -> checked requests; needs configs and a tokenizer, no weights."""
+"""Makes checked requests from prompts and options. Needs configs and a tokenizer, but no weights."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from dspark_jax.speculators_common.formats.draft_config import DraftConfig
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PromptFormat:
-    """How text becomes a prompt."""
+    """How text becomes token ids."""
 
-    raw: bool = False  # no chat template: the text is continued as it is
-    system: str | None = None  # a system message before a text
-    template_vars: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # for the chat template
+    raw: bool = False  # continue the text as it is, without a chat template
+    system: str | None = None  # a system message before the text
+    template_vars: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # variables of the chat template
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RequestMaker:
-    """Makes requests for one pair and one engine: made when the pair is prepared, the same once it is loaded."""
+    """Makes the requests of one pair, with the limits of one engine."""
 
     tokenizer: Tokenizer | None
-    stop_ids: tuple[int, ...]  # that the model declares
+    stop_ids: tuple[int, ...]  # of the model
     source: str  # the target, for messages
     draft: DraftConfig | None
     plan: EnginePlan
@@ -41,10 +41,10 @@ class RequestMaker:
         *,
         names: Sequence[str] | None = None,
     ) -> list[Request]:
-        """One request per prompt, in their order. `names` is what errors call each prompt, `prompts[0]` and so on by
-        default.
+        """One request per prompt, in their order.
 
-        Raises `RequestError` for the first prompt or option that the engine cannot serve.
+        `names` are the names of the prompts in errors, by default `prompts[0]` and so on. Raises `RequestError` for the
+        first prompt or option that cannot be served.
         """
         generation = generation or Generation()
         if generation.stop_ids is None:
@@ -57,7 +57,7 @@ class RequestMaker:
             for index, prompt in enumerate(given)
         ]
 
-    def _request(self, prompt: Any, generation: Generation, prompt_format: PromptFormat, name: str) -> Request:
+    def _request(self, prompt: Prompt, generation: Generation, prompt_format: PromptFormat, name: str) -> Request:
         try:
             ids = encode_prompt(
                 prompt,
@@ -75,7 +75,7 @@ class RequestMaker:
 
 
 def check_threshold(confidence_threshold: float, draft: DraftConfig | None) -> None:
-    """A threshold without a head that could be compared with it would do nothing: a `RequestError`."""
+    """Raise `RequestError` for a threshold without a confidence head, where it would have no effect."""
     if not confidence_threshold:
         return
     if draft is None:
@@ -89,7 +89,7 @@ def check_threshold(confidence_threshold: float, draft: DraftConfig | None) -> N
 
 
 def _name(index: int, count: int, names: Sequence[str] | None) -> str:
-    """What an error calls the prompt; a single one needs no name."""
+    """The prompt's name in errors. A single prompt has none."""
     if names:
         return names[index]
     return f"prompts[{index}]" if count > 1 else ""

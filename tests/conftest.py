@@ -1,8 +1,8 @@
 """Test configuration: stricter than any user's. Silent promotion and rank broadcasting are errors, and annotations
 are enforced at run time where `--annotation-checks` asks for it.
 
-The order matters: the environment before jax is imported, the annotation checks before `dspark_jax` is. So nothing here
-imports `dspark_jax`.
+The order matters: the environment is set before jax is imported, and the annotation checks are installed before
+`dspark_jax` is imported. So this file imports nothing of `dspark_jax`.
 """
 
 from __future__ import annotations
@@ -47,14 +47,16 @@ def data_dir() -> Path:
 
 @pytest.fixture(scope="module")
 def quick_compilation() -> Iterator[None]:
-    """XLA without its slow passes: for test modules that compile much and compute little. Results agree to rounding."""
+    """Compile without the slow passes of XLA, for test modules that compile much and compute little. Results agree to
+    rounding.
+    """
     with compilation.quick_compilation():
         yield
 
 
 @pytest.fixture(scope="module", autouse=True)
 def bounded_memory() -> Iterator[None]:
-    """Programs are kept for the modules that follow, until they are too many."""
+    """Keep compiled programs for later modules, until there are too many."""
     yield
     if compilation.resident_mebibytes() > _KEPT_MEBIBYTES:
         compilation.forget_compiled_programs()
@@ -75,7 +77,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Slow files first: where workers take whole files, none is left with the longest one at the end."""
+    """Run slow files first: workers take whole files, and a long one at the end would leave the others idle."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
 
@@ -97,7 +99,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 class _WorkerPeaks:
-    """What the workers say at their end. A plugin of its own, as these hooks exist only where xdist is installed."""
+    """Collects the peaks of the workers. It is a separate plugin, because its hooks exist only with xdist."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config

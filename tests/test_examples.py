@@ -1,4 +1,4 @@
-"""The examples run as a reader would run them."""
+"""The examples run as they are documented."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from tests.support import import_graph
 ROOT = Path(__file__).parents[1]
 PACKAGE_ROOT = ROOT / "src" / import_graph.PACKAGE
 STANDARD_LIBRARY = frozenset(sys.stdlib_module_names)
-MAX_LINES = 480
+MAX_LINES = 400
 
 
 @pytest.fixture(scope="module")

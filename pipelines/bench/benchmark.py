@@ -1,9 +1,9 @@
-"""Plain against speculative decoding of one pair: measured, not printed.
+"""Measures plain and speculative decoding of one pair. Nothing is printed here.
 
-One process, the same loaded modules, one engine per way of decoding, batch of one, greedy, device loop. After warm-up
-every prompt is decoded by all engines in turn, in the opposite order on odd repeats. Each repeat also times the
-compiled programs alone, so that the predicted speed-up, tau over the cost of a round, owes nothing to the runs that it
-is held against.
+All engines run in one process with the same loaded modules: one decodes plainly, and there is one for each k. They
+decode greedily, at batch 1, with the device loop. After warm-up every prompt is decoded by all engines in turn, on
+every second repeat in the opposite order. Each repeat also times the compiled programs alone. The predicted speed-up,
+tau / cost of a round, uses only these times, so it is independent of the decoding times that it is compared with.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
-from jax.typing import DTypeLike
 
 from dspark_jax.pipelines.bench.figures import (
     ModeFigures,
@@ -35,84 +34,59 @@ from dspark_jax.pipelines.bench.machine import (
     streamed_weight_bytes,
     this_machine,
 )
+from dspark_jax.pipelines.bench.options import ALL_SETS, BenchmarkOptions, PromptSet, check_benchmark
 from dspark_jax.pipelines.bench.packed import PackedRounds, packed_rounds
 from dspark_jax.pipelines.bench.probes import RoundClock, StreamSeconds, stream_seconds
-from dspark_jax.pipelines.checkpoints.loading import AnyDraft, AnyTarget, LoadedDraft, LoadedTarget
+from dspark_jax.pipelines.checkpoints.loading import LoadedDraft, LoadedTarget
 from dspark_jax.pipelines.compilation import CompileClock
-from dspark_jax.pipelines.requests import check_threshold
 from dspark_jax.pipelines.speculative.engine import Engine
 from dspark_jax.pipelines.speculative.generation import Generation, Request
-from dspark_jax.pipelines.speculative.sizes import EngineOptions, drafts_per_round
+from dspark_jax.pipelines.speculative.sizes import EngineOptions
 from dspark_jax.speculators_common.errors import RequestError
 
-ALL_SETS = "all"
 _EMPTY_CALLS = 20
-_SMALLEST_CACHE = 256  # positions; the engine's smallest program reads as many
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PromptSet:
-    """Prompts that are reported together."""
-
-    name: str
-    prompts: tuple[tuple[int, ...], ...]  # token ids
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class BenchmarkOptions:
-    """What is varied. `num_speculative_tokens`: each value is measured; empty = all drafts of the block."""
-
-    num_speculative_tokens: tuple[int, ...] = ()
-    max_new_tokens: int = 96
-    repeats: int = 3
-    confidence_threshold: float = 0.0
-    dtype: DTypeLike = jnp.bfloat16  # what the modules were loaded with
-    bandwidth_bytes: int = 1 << 29  # size of the array that the read bandwidth is measured on
+_SMALLEST_CACHE = 256  # positions that the engine's smallest program reads
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RoundFigures:
-    """The round of one k on one prompt: in the device loop, and in the driver that makes one call per round, to which
-    the host's share belongs.
-    """
+    """The round of one k on one prompt, timed in the device loop and in the driver with one call per round."""
 
     num_speculative_tokens: int
-    plain_step_seconds: float  # these three timed alone in the device loop
+    plain_step_seconds: float  # timed alone in the device loop, as are the next two
     round_seconds: float
     verify_seconds: float  # the round without drafting
-    stream_seconds: float  # one call per round: wall time of a round
-    host_seconds: float  # of it outside the executable: a call that runs no round + the time between two calls
-    host_share: float
+    stream_seconds: float  # wall time of a round with one call per round
+    host_seconds: float  # part of `stream_seconds` on the host: a call that runs no round, and the time between calls
+    host_share: float  # host_seconds / stream_seconds
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EngineStart:
-    """Start-up of one engine. `first_token_seconds` is that of its first request, after the warm-up."""
+    """Start-up of one engine."""
 
     num_speculative_tokens: int  # 0: plain
     num_programs: int
     seconds: float  # to compile all programs and run each once
-    compile_seconds: float  # of it tracing, lowering, and compiling or fetching
+    compile_seconds: float  # part of `seconds`: tracing, lowering, and compiling or reading from the cache
     from_cache: int  # executables that JAX's persistent cache held
-    compiled: int  # those that it did not hold; both 0 without such a cache
-    first_token_seconds: float
+    compiled: int  # executables that it did not hold; both are 0 without such a cache
+    first_token_seconds: float  # of the first request, after the warm-up
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Benchmark:
-    """Everything measured. `sets` holds, per k, each prompt set and then all of them together."""
+    """All results."""
 
     settings: Mapping[str, Any]
     machine: Machine
     load_seconds: Mapping[str, float]  # target, draft
     starts: tuple[EngineStart, ...]
-    start_to_first_token_seconds: (
-        float  # loading, compiling and the first prompt of one engine: the speculative one if there is one
-    )
+    start_to_first_token_seconds: float  # load, compile and prefill; of the last k if there is a draft
     plain: Mapping[str, ModeFigures]  # by set
-    sets: tuple[SetFigures, ...]
-    rounds: tuple[RoundFigures, ...]
-    packed: tuple[PackedRounds, ...]  # per k, where a confidence threshold shortens proposals
+    sets: tuple[SetFigures, ...]  # per k: each prompt set, then all of them together
+    rounds: tuple[RoundFigures, ...]  # per k
+    packed: tuple[PackedRounds, ...]  # per k; empty without a confidence threshold
     roofline: Roofline
 
     @property
@@ -132,16 +106,17 @@ def run_benchmark(
     options: BenchmarkOptions | None = None,
     *,
     load_seconds: Mapping[str, float] | None = None,
-    tell: Callable[[str], None] = lambda step: None,
+    report_step: Callable[[str], None] = lambda step: None,
 ) -> Benchmark:
-    """Measure; `tell` is called before every step with what it is. Raises `RequestError` for options that the pair or
-    the prompts do not allow.
+    """Measure one pair. `report_step` is called with a description of each step before it begins.
+
+    Raises `RequestError` for options that the pair or the prompts do not allow.
     """
     options = options or BenchmarkOptions()
     bench = _Bench(target, draft, sets, options)
-    starts = [bench.start(index, tell) for index in range(len(bench.engines))]
+    starts = [bench.start(index, report_step) for index in range(len(bench.engines))]
     for repeat in range(options.repeats):
-        bench.decode_all(repeat, tell)
+        bench.decode_all(repeat, report_step)
     plain = {prompt_set.name: mode_figures(bench.runs_of(prompt_set.name, 0)) for prompt_set in sets}
     plain[ALL_SETS] = mode_figures(bench.runs_of(ALL_SETS, 0))
     load_seconds = dict(load_seconds or {})
@@ -155,49 +130,49 @@ def run_benchmark(
         plain=plain,
         sets=tuple(bench.compared()),
         rounds=tuple(bench.round_figures()),
-        packed=tuple(bench.packed(tell)),
+        packed=tuple(bench.packed(report_step)),
         roofline=bench.roofline(plain[ALL_SETS].seconds_per_round),
     )
 
 
 class _Bench:
-    """The engines (plain first, then one per k), their probes, and the runs so far."""
+    """The engines (plain first, then one per k), their probes, and the runs so far. Engines are named by index."""
 
     def __init__(
         self, target: LoadedTarget, draft: LoadedDraft | None, sets: Sequence[PromptSet], options: BenchmarkOptions
     ) -> None:
         self.target, self.draft, self.sets, self.options = target, draft, sets, options
-        widths = check_benchmark(target, draft, sets, options)
-        page_size, headroom = EngineOptions().page_size, max(widths, default=0) + 1
+        self.ks = check_benchmark(target, draft, sets, options)
+        page_size, headroom = EngineOptions().page_size, max(self.ks, default=0) + 1
         longest = max(len(ids) for prompt_set in sets for ids in prompt_set.prompts) + options.max_new_tokens
-        # A power of two, so that page counts, and with them what attention costs, are those of an engine with room for
-        # much more. The headroom is taken off, so that they are the same for every k.
+        # A power of two, so that the page buckets, and with them the cost of attention, are those of a larger engine.
+        # The headroom is subtracted, so that they are the same for every k.
         positions = _SMALLEST_CACHE
         while positions < longest + headroom:
             positions *= 2
         self.engine_options = EngineOptions(max_seq_len=positions - headroom, max_stop_ids=max(8, len(target.stop_ids)))
-        self.engines = [self._engine(0), *(self._engine(width) for width in widths)]
+        self.engines = [self._engine(0), *(self._engine(k) for k in self.ks)]
         assert len({engine.plan.page_buckets for engine in self.engines}) == 1
         self.buckets = PageBuckets(counts=self.engines[0].plan.page_buckets, page_size=page_size)
         self.rounds = [self._clock(engine, engine.plan.num_speculative_tokens) for engine in self.engines]
-        # Without a draft but with drafts in the state, a round verifies and does not draft.
-        self.verifications = [self._clock(self.engines[0], width) for width in (0, *widths)]
+        # An engine without a draft, with drafts in its state, verifies them and drafts nothing.
+        self.verifications = [self._clock(self.engines[0], k) for k in (0, *self.ks)]
         self.streams: dict[int, list[StreamSeconds]] = {index: [] for index in range(1, len(self.engines))}
         self.memory = ReadProbe(options.bandwidth_bytes)
         self.runs: dict[tuple[str, int, int], list[Run]] = {}  # (set, prompt, engine) -> repeats
 
-    def start(self, index: int, tell: Callable[[str], None]) -> EngineStart:
-        """Compile everything that engine `index` needs, then decode one prompt, untimed but for its first token."""
+    def start(self, index: int, report_step: Callable[[str], None]) -> EngineStart:
+        """Compile all programs of an engine, then decode one prompt, of which only the first token is timed."""
         engine = self.engines[index]
-        width = engine.plan.num_speculative_tokens
-        tell(f"compile {_mode(width)}")
+        k = engine.plan.num_speculative_tokens
+        report_step(f"compile {_mode(k)}")
         started = time.perf_counter()
         with CompileClock().watching() as clock:
             num_programs = engine.warmup(stream=False)
         seconds = time.perf_counter() - started
         first = Run.of(engine.generate([self._request(self.sets[0].prompts[0])])[0])
         return EngineStart(
-            num_speculative_tokens=width,
+            num_speculative_tokens=k,
             num_programs=num_programs,
             seconds=seconds,
             compile_seconds=clock.seconds(),
@@ -206,31 +181,32 @@ class _Bench:
             first_token_seconds=first.first_token_seconds,
         )
 
-    def decode_all(self, repeat: int, tell: Callable[[str], None]) -> None:
-        """One repeat: set by set every prompt by every engine, then the programs alone, so that both see the same
-        spells of the machine.
+    def decode_all(self, repeat: int, report_step: Callable[[str], None]) -> None:
+        """One repeat: for each set, decode every prompt with every engine, then time the programs alone.
+
+        The two alternate by set, so that changes in the speed of the machine affect both.
         """
         order = list(range(len(self.engines)))
         if repeat % 2:
             order.reverse()
         for prompt_set in self.sets:
             for index, ids in enumerate(prompt_set.prompts):
-                tell(
+                report_step(
                     f"repeat {repeat + 1} of {self.options.repeats}: {prompt_set.name}, prompt {index + 1} of "
                     f"{len(prompt_set.prompts)}"
                 )
-                for engine in order:
-                    run = Run.of(self.engines[engine].generate([self._request(ids)])[0])
-                    self.runs.setdefault((prompt_set.name, index, engine), []).append(run)
+                for engine_index in order:
+                    run = Run.of(self.engines[engine_index].generate([self._request(ids)])[0])
+                    self.runs.setdefault((prompt_set.name, index, engine_index), []).append(run)
             self._check_rounds(prompt_set)
-            tell(f"repeat {repeat + 1} of {self.options.repeats}: {prompt_set.name}, programs alone")
+            report_step(f"repeat {repeat + 1} of {self.options.repeats}: {prompt_set.name}, programs alone")
             for num_pages in sorted(self._pages_used(prompt_set)):
-                for engine in order:
+                for engine_index in order:
                     self.memory.measure()
-                    self.rounds[engine].measure(num_pages)
-                    if engine:
-                        self.verifications[engine].measure(num_pages)
-        tell(f"repeat {repeat + 1} of {self.options.repeats}: one call a round")
+                    self.rounds[engine_index].measure(num_pages)
+                    if engine_index:
+                        self.verifications[engine_index].measure(num_pages)
+        report_step(f"repeat {repeat + 1} of {self.options.repeats}: one call a round")
         _, _, ids = self._streamed_prompt()
         for index, streams in self.streams.items():
             if not streams:
@@ -238,7 +214,7 @@ class _Bench:
             streams.append(stream_seconds(self.engines[index], self._request(ids)))
 
     def compared(self) -> Iterator[SetFigures]:
-        """Per k, the sets and then all of them together."""
+        """Per k, the figures of each set and then of all of them together."""
         for index, engine in enumerate(self.engines[1:], start=1):
             seconds = ProgramSeconds(
                 plain=self.rounds[0].medians(),
@@ -256,17 +232,17 @@ class _Bench:
                 )
 
     def round_figures(self) -> Iterator[RoundFigures]:
-        """Per k, the rounds of the prompt that the streaming driver ran, too."""
+        """Per k, the rounds of the prompt that was also decoded with one call per round."""
         name, prompt, _ = self._streamed_prompt()
         for index, streams in self.streams.items():
-            width = self.engines[index].plan.num_speculative_tokens
-            pages = self.buckets.of_run(self.runs[name, prompt, index][0], width)
+            k = self.engines[index].plan.num_speculative_tokens
+            pages = self.buckets.of_run(self.runs[name, prompt, index][0], k)
             step_pages = self.buckets.of_run(self.runs[name, prompt, 0][0], 0)
             empty = statistics.median(self.rounds[index].seconds_of_empty_call(pages[0]) for _ in range(_EMPTY_CALLS))
             host = empty + statistics.median(stream.between_calls for stream in streams)
             wall = statistics.median(stream.wall for stream in streams)
             yield RoundFigures(
-                num_speculative_tokens=width,
+                num_speculative_tokens=k,
                 plain_step_seconds=mean_seconds(self.rounds[0].medians(), step_pages),
                 round_seconds=mean_seconds(self.rounds[index].medians(), pages),
                 verify_seconds=mean_seconds(self.verifications[index].medians(), pages),
@@ -275,27 +251,29 @@ class _Bench:
                 host_share=host / wall,
             )
 
-    def packed(self, tell: Callable[[str], None]) -> Iterator[PackedRounds]:
-        """Per k, what short proposals save several rows."""
+    def packed(self, report_step: Callable[[str], None]) -> Iterator[PackedRounds]:
+        """Per k, what packed verification saves with several rows. Nothing without a confidence threshold."""
         if not self.options.confidence_threshold:
             return
         for index, engine in enumerate(self.engines[1:], start=1):
-            tell(f"rounds of several rows, {_mode(engine.plan.num_speculative_tokens)}")
+            report_step(f"rounds of several rows, {_mode(engine.plan.num_speculative_tokens)}")
             yield packed_rounds(engine, mode_figures(self.runs_of(ALL_SETS, index)))
 
     def roofline(self, step_seconds: float) -> Roofline:
-        """The bound that this run's memory sets to a plain step."""
+        """The bound that the measured memory bandwidth sets to a plain step of `step_seconds`."""
         weight_bytes = streamed_weight_bytes(self.target.checkpoint, self.options.dtype)
         return roofline(weight_bytes, self.memory.bytes_per_second(), self.memory.best_bytes_per_second(), step_seconds)
 
-    def runs_of(self, name: str, engine: int) -> list[list[Run]]:
-        """The runs by one engine of the prompts of one set, or of all."""
+    def runs_of(self, name: str, engine_index: int) -> list[list[Run]]:
+        """The runs of one engine on the prompts of one set, or of all sets for `ALL_SETS`."""
         return [
-            repeats for (owner, _, index), repeats in self.runs.items() if index == engine and name in (owner, ALL_SETS)
+            repeats
+            for (owner, _, index), repeats in self.runs.items()
+            if index == engine_index and name in (owner, ALL_SETS)
         ]
 
     def settings(self) -> dict[str, Any]:
-        """What was asked for and what the engines made of it."""
+        """The options and the sizes of the engines."""
         options, draft = self.options, self.draft
         return {
             "target": str(self.target.checkpoint.path),
@@ -310,24 +288,23 @@ class _Bench:
             "batch_size": 1,
             "max_new_tokens": options.max_new_tokens,
             "repeats": options.repeats,
-            "prompts": {
-                prompt_set.name: [len(ids) for ids in prompt_set.prompts] for prompt_set in self.sets
-            },  # lengths in tokens
+            # Lengths in tokens.
+            "prompts": {prompt_set.name: [len(ids) for ids in prompt_set.prompts] for prompt_set in self.sets},
             "stop_ids": list(self.target.stop_ids),
             "page_size": self.buckets.page_size,
             "page_buckets": list(self.buckets.counts),
             "rounds_per_call": self.engine_options.rounds_per_call,
         }
 
-    def _engine(self, width: int) -> Engine:
-        draft = None if self.draft is None or not width else self.draft.module
+    def _engine(self, k: int) -> Engine:
+        draft = None if self.draft is None or not k else self.draft.module
         return Engine(
-            self.target.module, draft, dataclasses.replace(self.engine_options, num_speculative_tokens=width or None)
+            self.target.module, draft, dataclasses.replace(self.engine_options, num_speculative_tokens=k or None)
         )
 
-    def _clock(self, engine: Engine, num_drafts: int) -> RoundClock:
+    def _clock(self, engine: Engine, num_verified: int) -> RoundClock:
         threshold = self.options.confidence_threshold if engine.plan.num_speculative_tokens else 0.0
-        return RoundClock(engine.probe(num_drafts=num_drafts, threshold=threshold))
+        return RoundClock(engine.probe(num_verified=num_verified, threshold=threshold))
 
     def _request(self, ids: tuple[int, ...]) -> Request:
         return Request(
@@ -345,15 +322,16 @@ class _Bench:
                 yield prompt_set.name, index, ids
 
     def _check_rounds(self, prompt_set: PromptSet) -> None:
-        for engine in range(len(self.engines)):
-            if not any(repeats[0].rounds for repeats in self.runs_of(prompt_set.name, engine)):
+        for index in range(len(self.engines)):
+            if not any(repeats[0].rounds for repeats in self.runs_of(prompt_set.name, index)):
                 raise RequestError(
-                    f"{prompt_set.name}: every prompt ended with its first token, allowed a set with something to "
-                    "decode"
+                    "every prompt ended with its first token, allowed a set with something to decode",
+                    file=prompt_set.name,
+                    allowed="a set with something to decode",
                 )
 
     def _streamed_prompt(self) -> tuple[str, int, tuple[int, ...]]:
-        """The prompt with the longest plain output, the first of them."""
+        """(set, index, ids) of the prompt with the longest plain output, the first of them."""
         return max(self._prompts(), key=lambda prompt: len(self.runs[prompt[0], prompt[1], 0][0].rounds))
 
     def _pages_used(self, prompt_set: PromptSet) -> set[int]:
@@ -364,51 +342,5 @@ class _Bench:
         return used
 
 
-def _mode(num_drafts: int) -> str:
-    return f"{num_drafts} drafts" if num_drafts else "plain"
-
-
-def check_benchmark(
-    target: AnyTarget, draft: AnyDraft | None, sets: Sequence[PromptSet], options: BenchmarkOptions
-) -> tuple[int, ...]:
-    """The k to measure, each once, in the order given. Raises `RequestError` for options that the pair or the prompts
-    do not allow.
-    """
-    _check_prompts(target, sets, options)
-    asked = tuple(dict.fromkeys(options.num_speculative_tokens))
-    check_threshold(options.confidence_threshold, None if draft is None else draft.config)
-    if draft is None:
-        if asked:
-            raise RequestError(
-                f"found {', '.join(map(str, asked))}, allowed only with a draft", field="num_speculative_tokens"
-            )
-        return ()
-    for width in asked:
-        drafts_per_round(draft.config, width)
-    return asked or (draft.config.num_drafts,)
-
-
-def _check_prompts(target: AnyTarget, sets: Sequence[PromptSet], options: BenchmarkOptions) -> None:
-    if options.max_new_tokens < 2:
-        raise RequestError(
-            f"found {options.max_new_tokens}, allowed 2 or more: the first token belongs to no round",
-            field="max_new_tokens",
-        )
-    if options.repeats < 1:
-        raise RequestError(f"found {options.repeats}, allowed 1 or more", field="repeats")
-    if not sets or any(not prompt_set.prompts for prompt_set in sets):
-        raise RequestError("found none in a set, allowed at least one set and one prompt in each", field="prompts")
-    names = [prompt_set.name for prompt_set in sets]
-    if len({*names, ALL_SETS}) <= len(names):
-        raise RequestError(
-            f"found sets {', '.join(names)}, allowed different names, none of them {ALL_SETS!r}", field="prompts"
-        )
-    limit = target.config.max_position_embeddings
-    for prompt_set in sets:
-        for index, ids in enumerate(prompt_set.prompts):
-            if len(ids) + options.max_new_tokens > limit:
-                found = f"{len(ids)} tokens and {options.max_new_tokens} new ones"
-                raise RequestError(
-                    f"{prompt_set.name}: prompt {index + 1}: found {found}, allowed {limit} together "
-                    "(max_position_embeddings)"
-                )
+def _mode(k: int) -> str:
+    return f"{k} drafts" if k else "plain"

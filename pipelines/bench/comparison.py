@@ -1,5 +1,6 @@
-"""Plain against speculative decoding of one prompt: the same loaded target, one process, alternating runs of the device
-loop after a warm-up.
+"""Compares plain and speculative decoding of one prompt, with the same loaded target in one process.
+
+After a warm-up the two alternate, each with the device loop.
 """
 
 from __future__ import annotations
@@ -17,31 +18,31 @@ REPEATS = 3
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Figures of both ways, decoding only: after the first token, nothing compiled. Speeds are (lowest, median,
-    highest) tokens per second.
-    """
+    """The figures of both. Only decoding is timed: no prefill and no compilation."""
 
     plain: ModeFigures
     speculative: ModeFigures
-    plain_speeds: tuple[float, float, float]
+    plain_speeds: tuple[float, float, float]  # lowest, median and highest tokens per second
     speculative_speeds: tuple[float, float, float]
-    num_tokens: int  # of the speculative output, the first included
+    num_tokens: int  # of the speculative output, the first token included
     repeats: int
     parts_at: int | None  # index of the first token in which the outputs differ; None if they are equal
 
     @property
     def ratio(self) -> float:
-        """Speculative over plain speed, medians."""
+        """Median speculative speed / median plain speed."""
         return self.speculative.tokens_per_second / self.plain.tokens_per_second
 
 
 def compare(pipeline: Pipeline, request: Request, *, repeats: int = REPEATS) -> Comparison:
-    """Decode `request` both ways. Raises `RequestError` for an output without a round: there is nothing to compare."""
+    """Decode `request` both ways, `repeats` times. Raises `RequestError` without a draft, or if no round ran."""
     if pipeline.draft is None:
-        raise RequestError("found no draft, allowed a pipeline with one", field="compare")
+        raise RequestError(
+            "found no draft, allowed a pipeline with one", field="compare", allowed="a pipeline with a draft"
+        )
     engines = {"plain": pipeline.without_draft().engine, "speculative": pipeline.engine}
     for engine in engines.values():
-        _decoded(engine, request)  # compiles what this request needs
+        _decoded(engine, request)  # compiles the programs that this request needs
     runs: dict[str, list[Run]] = {name: [] for name in engines}
     for _ in range(repeats):
         for name, engine in engines.items():
@@ -51,6 +52,8 @@ def compare(pipeline: Pipeline, request: Request, *, repeats: int = REPEATS) -> 
         raise RequestError(
             "found an output of one token, allowed a longer one: take another prompt or more new tokens",
             field="compare",
+            found=speculative,
+            allowed="an output of two tokens or more",
         )
     return Comparison(
         plain=mode_figures([runs["plain"]]),
@@ -64,8 +67,9 @@ def compare(pipeline: Pipeline, request: Request, *, repeats: int = REPEATS) -> 
 
 
 def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
-    """The first index at which two outputs differ; the end of the shorter one if it begins the longer one; `None` if
-    they are equal.
+    """The first index at which two outputs differ; `None` if they are equal.
+
+    If one output is a prefix of the other, this is the length of the shorter one.
     """
     if one == other:
         return None
@@ -84,7 +88,7 @@ def _spread(runs: Sequence[Run]) -> tuple[float, float, float]:
 
 
 def comparison_lines(comparison: Comparison, dtype: str) -> list[str]:
-    """What a terminal shows: both ways side by side, acceptance by position, and whether the outputs agree."""
+    """The comparison as text: speeds side by side, acceptance by position, and whether the outputs are equal."""
     plain, speculative = comparison.plain, comparison.speculative
     width = len(speculative.offered)
     return [

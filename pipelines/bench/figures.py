@@ -1,9 +1,8 @@
-"""The arithmetic of a benchmark: what was run -> what is reported. No clock and no device in here.
+"""Computes the reported figures of a benchmark from its runs. Uses no clock and no device.
 
-One convention, everywhere: a prompt's first token comes out of the prefill and belongs to no round, so decode figures
-count the tokens after it. Tau counts the target's own token. Acceptance at a position is a rate per draft offered
-there, so that `tau = 1 + sum of the rates` while all are offered and no round is cut. Sets are added up round by round,
-never averaged over prompts.
+A prompt's first token comes from the prefill and belongs to no round, so decode figures count the tokens after it. Tau
+includes the bonus token. The acceptance at a position is the number of accepted drafts / the number of offered drafts
+there. The figures of a set are computed over all its rounds, not averaged over its prompts.
 """
 
 from __future__ import annotations
@@ -17,18 +16,18 @@ from dspark_jax.pipelines.speculative.engine import Completion
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Run:
-    """One prompt, decoded once. A round of plain decoding proposes and accepts nothing."""
+    """One prompt, decoded once. In plain decoding every round is (0, 0)."""
 
     prompt_length: int
     output_ids: tuple[int, ...]
     rounds: tuple[tuple[int, int], ...]  # (proposed, accepted)
-    committed: int  # tokens of all rounds, what the budget cut off included: tau times rounds
+    committed: int  # tokens committed by all rounds, including those that the budget cut off
     seconds: float  # from the first token to the last
     first_token_seconds: float  # from the request to the first token
 
     @classmethod
     def of(cls, completion: Completion) -> Run:
-        """What a benchmark keeps of a completion."""
+        """The run that a completion describes."""
         return cls(
             prompt_length=len(completion.request.prompt_ids),
             output_ids=tuple(completion.output_ids),
@@ -52,14 +51,14 @@ class Run:
         return positions
 
 
-Repeats = Sequence[Run]  # one prompt, decoded several times
+Repeats = Sequence[Run]  # the runs of one prompt
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModeFigures:
-    """One way of decoding, summed over prompts; every prompt enters with the median of its repeats."""
+    """Figures of one way of decoding over several prompts. Times are sums of the median of each prompt's repeats."""
 
-    tokens: int  # after each prompt's first
+    tokens: int  # without each prompt's first
     rounds: int
     seconds: float
     tokens_per_second: float
@@ -73,8 +72,8 @@ class ModeFigures:
 
 
 def mode_figures(prompts: Sequence[Repeats]) -> ModeFigures:
-    """Figures of at least one round. Token counts are those of each prompt's first repeat: repeats are the same
-    computation.
+    """The figures of runs with at least one round in all. Tokens and rounds are those of the first repeat, because all
+    repeats give the same tokens.
     """
     firsts = [repeats[0] for repeats in prompts]
     rounds = [pair for run in firsts for pair in run.rounds]
@@ -101,34 +100,32 @@ def mode_figures(prompts: Sequence[Repeats]) -> ModeFigures:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ProgramSeconds:
-    """Measured apart from the runs: seconds of one plain step, one round, one round without drafting, by page count of
-    the program.
-    """
+    """Seconds of the programs timed alone, by page count."""
 
-    plain: Mapping[int, float]
+    plain: Mapping[int, float]  # of a plain step
     round: Mapping[int, float]
-    verify: Mapping[int, float]
+    verify: Mapping[int, float]  # of a round without drafting
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PageBuckets:
-    """Which compiled program a round runs in: the smallest page count that holds the row and the round's own tokens."""
+    """The page counts that programs are compiled for. A round runs in the smallest with room for its tokens."""
 
     counts: tuple[int, ...]  # ascending
     page_size: int
 
     def of_positions(self, positions: int) -> int:
-        """Pages that the program for `positions` cache positions reads."""
+        """Page count of the program for `positions` cache positions."""
         needed = -(-positions // self.page_size)
         return next((count for count in self.counts if count >= needed), self.counts[-1])
 
-    def of_run(self, run: Run, num_drafts: int) -> list[int]:
-        """Pages of the program of every round."""
-        return [self.of_positions(position + num_drafts + 1) for position in run.positions()]
+    def of_run(self, run: Run, num_speculative_tokens: int) -> list[int]:
+        """Page count of the program of each round."""
+        return [self.of_positions(position + num_speculative_tokens + 1) for position in run.positions()]
 
 
 def mean_seconds(seconds: Mapping[int, float], pages: Iterable[int]) -> float:
-    """Mean over rounds that ran in programs of these page counts."""
+    """Mean of `seconds` over rounds whose programs have the page counts `pages`."""
     return statistics.fmean(seconds[count] for count in pages)
 
 
@@ -149,25 +146,23 @@ class SetFigures:
     round_cost: float  # c: a round / a plain step, both timed alone in the same process
     predicted_ratio: float  # tau / c
     deviation: float  # ratio / predicted_ratio - 1
-    draft_share: float  # of a round: 1 - the same round without drafting / the round
+    draft_share: float  # share of drafting in the time of a round: 1 - round without drafting / round
     identical_texts: int
-    common_prefix: float  # share of the longer text that both begin with, mean over the prompts
+    common_prefix: float  # length of the common prefix / length of the longer text, mean over the prompts
 
 
 def compare(
     name: str,
     plain: Sequence[Repeats],
     speculative: Sequence[Repeats],
-    num_drafts: int,
+    num_speculative_tokens: int,
     seconds: ProgramSeconds,
     buckets: PageBuckets,
 ) -> SetFigures:
-    """Figures of one set; `plain` and `speculative` are the same prompts in the same order, with equally many
-    repeats.
-    """
+    """The figures of one set. `plain` and `speculative` hold the same prompts in the same order, equally often."""
     plain_figures, figures = mode_figures(plain), mode_figures(speculative)
     step_pages = [count for repeats in plain for count in buckets.of_run(repeats[0], 0)]
-    round_pages = [count for repeats in speculative for count in buckets.of_run(repeats[0], num_drafts)]
+    round_pages = [count for repeats in speculative for count in buckets.of_run(repeats[0], num_speculative_tokens)]
     round_seconds = mean_seconds(seconds.round, round_pages)
     round_cost = round_seconds / mean_seconds(seconds.plain, step_pages)
     ratio = figures.tokens_per_second / plain_figures.tokens_per_second
@@ -178,7 +173,7 @@ def compare(
     return SetFigures(
         name=name,
         num_prompts=len(plain),
-        num_speculative_tokens=num_drafts,
+        num_speculative_tokens=num_speculative_tokens,
         plain=plain_figures,
         speculative=figures,
         ratio=ratio,
@@ -196,7 +191,7 @@ def compare(
 
 
 def common_prefix(one: Sequence[int], other: Sequence[int]) -> float:
-    """Length of the common beginning over the length of the longer text: 1 exactly if both are equal."""
+    """Length of the common prefix / length of the longer output; exactly 1 if both are equal."""
     longest = max(len(one), len(other))
     equal = next(
         (index for index, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))

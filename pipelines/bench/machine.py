@@ -1,4 +1,4 @@
-"""The machine under a benchmark, and the bound that its memory sets to plain decoding."""
+"""Describes the machine of a benchmark, and the bound that its memory bandwidth sets to plain decoding."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dspark_jax.pipelines.checkpoints.checkpoint_data import Checkpoint
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Machine:
-    """Where it ran."""
+    """The machine and the versions of a benchmark."""
 
     platform: str
     device: str
@@ -33,7 +33,7 @@ class Machine:
 
 
 def this_machine() -> Machine:
-    """This process's machine and versions."""
+    """The machine and the versions of this process."""
     device = jax.devices()[0]
     return Machine(
         platform=device.platform,
@@ -48,19 +48,17 @@ def this_machine() -> Machine:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Roofline:
-    """Plain decoding of one request against the memory: no step is faster than one read of the weights. K/V reads are
-    not counted.
-    """
+    """The lower bound of a plain step at batch 1: the time of reading all weights once. K/V reads are not counted."""
 
     weight_bytes: int
-    bytes_per_second: float  # median over the run, as the step is
-    best_bytes_per_second: float  # of any single read
-    seconds: float  # of one step at the median bandwidth
-    reached: float  # that / the measured step
+    bytes_per_second: float  # median over the run
+    best_bytes_per_second: float  # of the fastest read
+    seconds: float  # the bound, at the median bandwidth
+    reached: float  # seconds / seconds of the measured step
 
 
 def roofline(weight_bytes: int, bytes_per_second: float, best_bytes_per_second: float, step_seconds: float) -> Roofline:
-    """The bound, and how much of it a step of `step_seconds` reaches."""
+    """The bound, and the share of it that a step of `step_seconds` reaches."""
     seconds = weight_bytes / bytes_per_second
     return Roofline(
         weight_bytes=weight_bytes,
@@ -72,9 +70,7 @@ def roofline(weight_bytes: int, bytes_per_second: float, best_bytes_per_second: 
 
 
 def streamed_weight_bytes(checkpoint: Checkpoint, dtype: DTypeLike) -> int:
-    """Bytes of weights that one decode step has to read: every tensor once, but single rows only of an embedding beside
-    a head of its own.
-    """
+    """Bytes of weights that one decode step reads: all tensors, without an embedding that has a head beside it."""
     has_head = any(name.endswith("lm_head.weight") for name in checkpoint.tensors)
     read_whole = (
         source for name, source in checkpoint.tensors.items() if not (has_head and name.endswith("embed_tokens.weight"))
@@ -83,11 +79,10 @@ def streamed_weight_bytes(checkpoint: Checkpoint, dtype: DTypeLike) -> int:
 
 
 class ReadProbe:
-    """Reads one float32 array once, in several ways, at moments between other measurements.
+    """Measures the read bandwidth: reduces one float32 array, in several ways, between other measurements.
 
-    A step is judged by its median over a run, so the memory is, too: its best moment would be another machine's. 256
-    rows keep every core busy and let each reduction take long rows in vector registers; which reduction is fastest
-    differs by platform.
+    The median over a run is used, because that of a step is, too. The array has 256 rows, which keeps every core busy
+    and leaves long rows for vector registers. Which reduction is fastest depends on the platform.
     """
 
     def __init__(self, num_bytes: int) -> None:
@@ -117,7 +112,7 @@ class ReadProbe:
 
 
 def _processor() -> str:
-    """The processor's name as Linux spells it; elsewhere what Python knows."""
+    """The processor's name from /proc/cpuinfo; on other systems from Python's `platform`."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.is_file() else []
     return next(

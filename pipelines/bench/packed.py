@@ -1,4 +1,4 @@
-"""What packed verification saves: one round of several rows with a flat batch of each length that is compiled."""
+"""Measures what packed verification saves: rounds of several rows, with each compiled length of the flat batch."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ _ROUNDS, _REPEATS = 4, 5
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PackedRounds:
-    """Rounds of `num_rows` rows by the length of the flat batch, the longest last: it has room for every draft."""
+    """Rounds of `num_rows` rows by length of the flat batch, ascending. The last has room for every draft."""
 
     num_speculative_tokens: int
     num_rows: int
-    offered: float  # share of all drafts that was offered at the threshold, over all prompts
-    num_tokens: tuple[int, ...]
-    seconds: tuple[float, ...]  # per round, median
+    offered: float  # share of drafts offered at the threshold, over all prompts
+    num_tokens: tuple[int, ...]  # lengths of the flat batch
+    seconds: tuple[float, ...]  # per round, median, for each length
 
     @property
     def relative(self) -> tuple[float, ...]:
-        """Cost of each over that of the full width."""
+        """Time of each / time of the longest."""
         return tuple(seconds / self.seconds[-1] for seconds in self.seconds)
 
 
 def packed_rounds(engine: Engine, speculative: ModeFigures) -> PackedRounds:
-    """Time the rounds of the engine's pair on `NUM_ROWS` rows, all lengths in turn.
+    """Time the rounds of the engine's pair on `NUM_ROWS` rows, with all lengths in turn.
 
-    `speculative` are the figures of the runs at the threshold.
+    `speculative` are the figures of the decoded prompts at the threshold.
     """
     drafts = engine.plan.num_speculative_tokens
     options = dataclasses.replace(engine.options, batch_size=NUM_ROWS)

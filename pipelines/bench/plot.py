@@ -1,4 +1,4 @@
-"""A benchmark as a picture."""
+"""Draws a benchmark."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-from dspark_jax.pipelines.bench.benchmark import ALL_SETS, Benchmark
+from dspark_jax.pipelines.bench.benchmark import Benchmark
 from dspark_jax.pipelines.bench.figures import SetFigures
+from dspark_jax.pipelines.bench.options import ALL_SETS
 from dspark_jax.speculators_common.errors import DSparkError
 
 _SUFFIXES = (".png", ".svg", ".pdf")
@@ -16,19 +17,20 @@ _BAR = 0.38
 
 
 def check_plot(path: Path | str) -> None:
-    """Raise a `DSparkError` if `save_plot` could not write `path`: worth knowing before the measurement."""
+    """Raise `DSparkError` if `save_plot` could not write `path`. To be called before the measurement."""
     file = Path(path)
     if importlib.util.find_spec("matplotlib") is None:
-        raise DSparkError("--plot: matplotlib is not installed; pip install 'dspark-jax[plot]'")
+        raise DSparkError("matplotlib is not installed; pip install 'dspark-jax[plot]'", field="--plot")
     if file.suffix.lower() not in _SUFFIXES:
-        raise DSparkError(f"--plot: found {file.name!r}, allowed a file name that ends in {', '.join(_SUFFIXES)}")
+        raise DSparkError(field="--plot", found=file.name, allowed=f"a file name that ends in {', '.join(_SUFFIXES)}")
     if not file.absolute().parent.is_dir():
-        raise DSparkError(f"--plot: {file.absolute().parent}: no such directory")
+        raise DSparkError(f"{file.absolute().parent}: no such directory", field="--plot", found=file)
 
 
 def save_plot(benchmark: Benchmark, path: Path | str) -> None:
-    """Tokens per second by set, plain and with the best k, the ratio in the bar, the predicted speed as a marker; plain
-    alone without a draft.
+    """Draw tokens per second by set, plain and with the best k, to `path`. Raises `DSparkError` as `check_plot` does.
+
+    The ratio stands in the speculative bar; a marker shows the predicted speed. Without a draft only plain is drawn.
     """
     check_plot(path)
     from matplotlib.figure import Figure
@@ -78,7 +80,7 @@ def _draw_speculative(axes: Any, sets: list[SetFigures], places: list[float]) ->
         label="predicted: tau / cost of a round",
     )
     for place, figures in zip(places, sets, strict=True):
-        # At the foot of the bar: near its top the number would cover the marker, or seem to belong to it.
+        # At the foot of the bar, so that the number does not cover the marker.
         text = f"{figures.ratio:.2f}x"
         axes.annotate(
             text, (place, 0), (0, 8), textcoords="offset points", ha="center", fontsize=10, color="white", weight="bold"

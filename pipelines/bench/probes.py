@@ -1,4 +1,4 @@
-"""Clocks of a benchmark: a compiled program timed alone, and the host between two calls."""
+"""The timers of a benchmark: of a compiled program alone, and of the host between two calls."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ def seconds_of(call: Callable[[], Any]) -> float:
 
 
 def alternating_medians(variants: Mapping[Key, Callable[[], Any]], repeats: int) -> dict[Key, float]:
-    """Median seconds of each call. One untimed call each, then all in turn: a slow spell of the machine hits every
-    variant.
+    """Median seconds of each variant, over `repeats` calls after an untimed one.
+
+    The variants are called in turn, so that changes in the speed of the machine affect them all.
     """
     for call in variants.values():
         jax.block_until_ready(call())
@@ -38,16 +39,14 @@ def alternating_medians(variants: Mapping[Key, Callable[[], Any]], repeats: int)
 
 
 class RoundClock:
-    """Seconds per round of a program that runs alone, by page count."""
+    """Times the rounds of one program alone, by page count."""
 
     def __init__(self, probe: ProgramProbe) -> None:
         self._probe = probe
         self.times: dict[int, list[float]] = {}
 
     def measure(self, num_pages: int) -> None:
-        """Add one timing, over as many rounds as one call runs; the first of a page count is preceded by an untimed
-        call.
-        """
+        """Time one call and add its seconds per round. The first call with a page count compiles and is not timed."""
         if num_pages not in self.times:
             self.times[num_pages] = []
             self._probe.run_rounds(num_pages)
@@ -59,22 +58,20 @@ class RoundClock:
         return {num_pages: statistics.median(values) for num_pages, values in self.times.items()}
 
     def seconds_of_empty_call(self, num_pages: int) -> float:
-        """A call that runs no round: flattening, dispatch, donation and return of the very arguments that a
-        round has.
-        """
+        """Seconds of a call that runs no round: flattening, dispatch, donation and return of the same arguments."""
         return self._probe.run_empty(num_pages)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StreamSeconds:
-    """The one-round-a-call driver, per round."""
+    """Seconds per round with one call per round."""
 
     wall: float
-    between_calls: float  # from results that are ready to the entry of the next call: fetching, bookkeeping, callbacks
+    between_calls: float  # from ready results to the next call: reading results, scheduling, callbacks
 
 
 def stream_seconds(engine: Engine, request: Request) -> StreamSeconds:
-    """Run one request round by round."""
+    """Run one request with one call per round."""
     completion, rounds = engine.timed_stream(request)
     gaps = [later.entered - earlier.ready for earlier, later in itertools.pairwise(rounds)]
     return StreamSeconds(

@@ -1,4 +1,4 @@
-"""A benchmark as text and as one JSON object."""
+"""Formats a benchmark as text and as one JSON object."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from dspark_jax.pipelines.bench.benchmark import ALL_SETS, Benchmark, EngineStart, RoundFigures
+from dspark_jax.pipelines.bench.benchmark import Benchmark, EngineStart, RoundFigures
 from dspark_jax.pipelines.bench.figures import ModeFigures, SetFigures
+from dspark_jax.pipelines.bench.options import ALL_SETS
 from dspark_jax.pipelines.bench.packed import PackedRounds
 
 _LEGEND = (
@@ -22,7 +23,7 @@ _LEGEND = (
 
 
 def as_json(benchmark: Benchmark) -> dict[str, Any]:
-    """All figures, with the best k over all sets named."""
+    """All figures, and the best k over all sets."""
     best = benchmark.best
     return {
         **dataclasses.asdict(benchmark),
@@ -31,16 +32,16 @@ def as_json(benchmark: Benchmark) -> dict[str, Any]:
 
 
 def as_text(benchmark: Benchmark) -> str:
-    """What a terminal shows: settings, one table per k, and what lies behind it."""
+    """The benchmark as text: settings, one table per k, and the measurements behind the tables."""
     return "\n".join(_lines(benchmark))
 
 
 def _lines(benchmark: Benchmark) -> Iterator[str]:
     yield from _settings(benchmark)
-    for width in benchmark.settings["num_speculative_tokens"]:
+    for k in benchmark.settings["num_speculative_tokens"]:
         yield ""
-        yield f"{_mode(width)} a round"
-        yield from _set_table([figures for figures in benchmark.sets if figures.num_speculative_tokens == width])
+        yield f"{_mode(k)} a round"
+        yield from _set_table([figures for figures in benchmark.sets if figures.num_speculative_tokens == k])
     if not benchmark.sets:
         yield ""
         yield from _plain_table(benchmark.plain)
@@ -69,8 +70,8 @@ def _settings(benchmark: Benchmark) -> Iterator[str]:
     count = sum(len(lengths) for lengths in settings["prompts"].values())
     yield (
         f"{settings['sampling']}, batch {settings['batch_size']}, {settings['driver']}; {count} prompts in "
-        f"{len(settings['prompts'])} sets, at most "
-        f"{settings['max_new_tokens']} new tokens, medians of {settings['repeats']} alternating repeats"
+        f"{len(settings['prompts'])} sets, at most {settings['max_new_tokens']} new tokens, medians of "
+        f"{settings['repeats']} alternating repeats"
     )
     yield (
         f"{machine.processor}, {machine.cores} cores, {machine.platform} ({machine.device}); "
@@ -142,10 +143,8 @@ def _aligned(rows: Sequence[Sequence[str]], left: set[int]) -> Iterator[str]:
 def _round_line(figures: RoundFigures) -> str:
     return (
         f"{_mode(figures.num_speculative_tokens)}: round {_ms(figures.round_seconds)} (verify "
-        f"{_ms(figures.verify_seconds)}), plain step "
-        f"{_ms(figures.plain_step_seconds)} in the device loop; one call a round {_ms(figures.stream_seconds)}, of it "
-        "host "
-        f"{_ms(figures.host_seconds)} = {figures.host_share:.1%}"
+        f"{_ms(figures.verify_seconds)}), plain step {_ms(figures.plain_step_seconds)} in the device loop; one call a "
+        f"round {_ms(figures.stream_seconds)}, of it host {_ms(figures.host_seconds)} = {figures.host_share:.1%}"
     )
 
 
@@ -165,8 +164,7 @@ def _roofline_line(benchmark: Benchmark) -> str:
     bandwidth = f"{roofline.bytes_per_second / 1e9:.1f} GB/s (median; best {roofline.best_bytes_per_second / 1e9:.1f})"
     return (
         f"plain step {_ms(plain.seconds_per_round)}; roofline {roofline.weight_bytes / 1e6:.0f} MB / {bandwidth} = "
-        f"{_ms(roofline.seconds)}: "
-        f"{roofline.reached:.0%} reached"
+        f"{_ms(roofline.seconds)}: {roofline.reached:.0%} reached"
     )
 
 
@@ -193,8 +191,8 @@ def _start(start: EngineStart) -> str:
     )
 
 
-def _mode(num_drafts: int) -> str:
-    return "plain" if not num_drafts else f"{num_drafts} draft{'s' if num_drafts > 1 else ''}"
+def _mode(k: int) -> str:
+    return "plain" if not k else f"{k} draft{'s' if k > 1 else ''}"
 
 
 def _ms(seconds: float) -> str:

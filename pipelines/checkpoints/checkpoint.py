@@ -1,4 +1,4 @@
-"""Files to tensors: open a Hugging Face directory, a GGUF file or the demo model, without reading any weights yet."""
+"""Opens a checkpoint: a Hugging Face directory, a GGUF file or the demo model. Reads configs and headers only."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from dspark_jax.architectures.registry import name_of_model_type
 from dspark_jax.pipelines.checkpoints.checkpoint_data import Checkpoint
-from dspark_jax.pipelines.checkpoints.gguf_checkpoint import find_smollm2, open_gguf
+from dspark_jax.pipelines.checkpoints.gguf.checkpoint import find_smollm2, open_gguf
 from dspark_jax.pipelines.checkpoints.hub import local_path
 from dspark_jax.speculators_common.errors import CheckpointError, collected_error, field_error, missing_field
 from dspark_jax.speculators_common.files.json_file import read_json_object
@@ -31,10 +31,9 @@ _PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl"})
 
 
 def open_target(path_or_name: Path | str) -> Checkpoint:
-    """Open what a user calls a target: the name `smollm2` (the demo model), a .gguf file, or what `open_checkpoint`
-    opens.
+    """Open a target: the name `smollm2` (the demo model), a .gguf file, or anything that `open_checkpoint` opens.
 
-    A directory that happens to be called like the demo model is reached as `./smollm2`.
+    A directory that has the name of the demo model can be given as `./smollm2`. Raises `CheckpointError`.
     """
     if str(path_or_name) == DEMO_TARGET:
         return open_gguf(find_smollm2())
@@ -45,38 +44,38 @@ def open_target(path_or_name: Path | str) -> Checkpoint:
 def open_checkpoint(path_or_id: Path | str) -> Checkpoint:
     """Open a Hugging Face directory: config.json with model.safetensors, or with shards and their index.
 
-    `path_or_id` is a directory or a Hugging Face id, see `local_path`.
-    Tensor names are kept as they are stored, bytes are read on demand. Raises `CheckpointError` for everything that
-    makes the directory unusable; pickled weights are refused and never opened, because loading them can run code.
+    `path_or_id` is a directory or a Hugging Face id, see `local_path`. Tensors keep their stored names; their bytes are
+    read on demand. Raises `CheckpointError` for a directory that cannot be used. Pickled weights are refused and never
+    opened, because loading them can run code.
     """
     directory = local_path(path_or_id)
     if not directory.is_dir():
         reason = "is a file, allowed a directory or a .gguf file" if directory.exists() else "no such directory"
-        raise CheckpointError(f"{directory}: {reason}")
+        raise CheckpointError(reason, file=directory)
     compact_file, config_file = directory / DSPARK_JSON, directory / _CONFIG
     has_weights = (directory / _SINGLE).is_file() or (directory / _INDEX).is_file()
     if compact_file.is_file():
         return _open_compact(directory, compact_file)
     if not config_file.is_file() and not has_weights:
-        raise CheckpointError(f"{directory}: found neither {_CONFIG} nor {_SINGLE}{_what_else(directory)}")
+        raise CheckpointError(f"found neither {_CONFIG} nor {_SINGLE}{_what_else(directory)}", file=directory)
     if not config_file.is_file():
-        raise CheckpointError(f"{directory}: {_CONFIG}: missing beside the weights")
+        raise CheckpointError("missing beside the weights", file=directory, field=_CONFIG)
     config = read_json_object(config_file)
-    refuse_quantised(config, config_file)  # before the tensors, whose types and names it explains
+    refuse_quantised(config, config_file)  # before the tensors: quantised tensors would be reported as unknown
     generation_file = directory / _GENERATION_CONFIG
     generation_config = read_json_object(generation_file) if generation_file.is_file() else {}
     return _checkpoint(directory, config, config_file, _architecture(config, config_file), generation_config)
 
 
 def with_draft_names(checkpoint: Checkpoint) -> Checkpoint:
-    """The checkpoint of a draft with its tensors under the names of the formats, without the `model.` that some writers
-    put before every name.
+    """The checkpoint of a draft with the tensor names of its format: without `model.`, which some writers put before
+    every name.
     """
     return dataclasses.replace(checkpoint, tensors=without_model_prefix(checkpoint.tensors))
 
 
 def _open_compact(directory: Path, compact_file: Path) -> Checkpoint:
-    """A `dspark.json` decides what the directory is; a `config.json` beside it must merely not contradict it."""
+    """Open a directory with a `dspark.json`, which is its config. A `config.json` beside it must not contradict it."""
     config, label_file = read_json_object(compact_file), directory / _CONFIG
     if label_file.is_file():
         check_label(read_json_object(label_file), label_file, config)
@@ -105,7 +104,7 @@ def _checkpoint(
 
 
 def _architecture(config: Mapping[str, Any], config_file: Path) -> str:
-    """The one name in `architectures`, or what a config means that has no such list and states its type."""
+    """The one name in `architectures`; in a config without that list, what its other fields imply."""
     allowed = "a list of exactly one architecture name"
     names = config.get("architectures")
     implied = _implied_architecture(config) if names is None else None
@@ -119,7 +118,7 @@ def _architecture(config: Mapping[str, Any], config_file: Path) -> str:
 
 
 def _implied_architecture(config: Mapping[str, Any]) -> str | None:
-    """A draft says so by its own fields; its `model_type` is that of a target."""
+    """The architecture implied by a draft's own fields, else by `model_type`: in drafts that is the target's type."""
     draft = implied_draft_architecture(config)
     model_type = config.get("model_type")
     if draft is not None or states_draft_fields(config) or not isinstance(model_type, str):
@@ -131,16 +130,16 @@ def _open_weights(directory: Path) -> dict[str, SafetensorsTensor]:
     single, index_file = directory / _SINGLE, directory / _INDEX
     if not index_file.is_file():
         if not single.is_file():
-            raise CheckpointError(f"{directory}: found no {_SINGLE} and no {_INDEX}{_what_else(directory)}")
+            raise CheckpointError(f"found no {_SINGLE} and no {_INDEX}{_what_else(directory)}", file=directory)
         return open_safetensors(single)
     weight_map = _weight_map(index_file)
     if single.is_file() and _SINGLE not in weight_map.values():
-        raise CheckpointError(f"{directory}: found {_SINGLE} and an index of other files, allowed one of the two")
+        raise CheckpointError(f"found {_SINGLE} and an index of other files, allowed one of the two", file=directory)
     return _open_shards(directory, index_file, weight_map)
 
 
 def _weight_map(index_file: Path) -> dict[str, str]:
-    """Tensor name -> shard file, every file name safe to join to the directory."""
+    """Tensor name -> shard file. Raises `CheckpointError` for file names that lead out of the directory."""
     weight_map = read_json_object(index_file).get("weight_map")
     if (
         not isinstance(weight_map, dict)
@@ -148,10 +147,13 @@ def _weight_map(index_file: Path) -> dict[str, str]:
         or not all(isinstance(shard, str) for shard in weight_map.values())
     ):
         raise CheckpointError(
-            f"{index_file}: weight_map: missing or malformed, allowed an object of tensor names and file names"
+            "missing or malformed, allowed an object of tensor names and file names",
+            file=index_file,
+            field="weight_map",
+            allowed="an object of tensor names and file names",
         )
     for shard in sorted(set(weight_map.values())):
-        # Both spellings of a path are refused everywhere: a checkpoint must not mean something else on another system.
+        # POSIX and Windows spellings are both refused, so that a checkpoint means the same on every system.
         paths = PurePosixPath(shard), PureWindowsPath(shard)
         if not shard or "\0" in shard or any(path.anchor or ".." in path.parts for path in paths):
             raise field_error(index_file, "weight_map", shard, "a file inside the checkpoint directory")
@@ -181,7 +183,7 @@ def _raise_faults(file: Path, faults: Mapping[str, list[str]]) -> None:
 
 
 def _what_else(directory: Path) -> str:
-    """What a user may have meant instead, as the end of a message."""
+    """The end of an error message: other files in the directory, and what to do with them."""
     files = sorted(entry for entry in directory.iterdir() if entry.is_file())
     pickled = [file.name for file in files if file.suffix in _PICKLE_SUFFIXES]
     gguf = [file.name for file in files if file.suffix == ".gguf"]

@@ -1,5 +1,6 @@
-"""What a checkpoint is, from its config and the headers of its files: nothing is compiled, and no weights are read but
-the two tables of a target that calls them tied and stores both.
+"""Describes a checkpoint from its config and the headers of its files.
+
+Nothing is compiled. No weights are read, except embedding and head of a target that stores both and calls them tied.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 from dspark_jax.architectures.drafting.tables import tables_of
 from dspark_jax.architectures.registry import SupportedArchitecture
+from dspark_jax.architectures.target_config import TargetConfig
 from dspark_jax.pipelines.checkpoints.checkpoint import Checkpoint, open_target, with_draft_names
 from dspark_jax.pipelines.checkpoints.load_choices import choice_lines, draft_choices, in_bytes, target_choices
 from dspark_jax.pipelines.checkpoints.loading import check_against, parse_checkpoint
@@ -26,14 +28,13 @@ from dspark_jax.speculators_common.formats.recipes import TensorSource, check_te
 from dspark_jax.speculators_common.formats.rope.config import RopeConfig
 from dspark_jax.speculators_common.numerics.platform import default_platform
 
-_ABOUT_THE_FILE = frozenset(
-    {"architecture", "family", "source", "choices", "unknown_fields"}
-)  # config fields that are shown elsewhere
+# Config fields that a description shows elsewhere.
+_SHOWN_ELSEWHERE = frozenset({"architecture", "family", "source", "choices", "unknown_fields"})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Description:
-    """One checkpoint whose config was understood and whose tensors are the ones that its config asks for."""
+    """One checkpoint whose config was parsed and whose tensors match the config."""
 
     checkpoint: Checkpoint
     entry: SupportedArchitecture
@@ -44,23 +45,23 @@ class Description:
 
     @property
     def unknown_fields(self) -> tuple[str, ...]:
-        """Config fields of no known meaning, without influence."""
+        """Config fields that are not known and have no effect."""
         return tuple(getattr(self.config, "unknown_fields", ()))
 
     def settings(self) -> dict[str, Any]:
-        """The normalised config, without what says where it came from."""
+        """The parsed config, without the fields that a description shows elsewhere."""
         return {
             field.name: getattr(self.config, field.name)
             for field in dataclasses.fields(self.config)
-            if field.name not in _ABOUT_THE_FILE
+            if field.name not in _SHOWN_ELSEWHERE
         }
 
 
 def describe(path: Path | str, *, kind: str | None = None, overrides: DraftOverrides | None = None) -> Description:
-    """Describe the checkpoint at `path`; `kind` is what it must be, `target` or `draft`, if that matters. `overrides`
-    speak for a draft's files.
+    """Describe the checkpoint at `path`. `kind`, `target` or `draft`, is what it must be; `None` allows both.
+    `overrides` replace what a draft's files say.
 
-    Raises `CheckpointError` for everything that would keep it from being loaded, as far as config and headers show it.
+    Raises `CheckpointError` for every fault in config and headers that would prevent loading.
     """
     checkpoint = open_target(path)
     entry, config = parse_checkpoint(checkpoint, kind, overrides)
@@ -69,7 +70,7 @@ def describe(path: Path | str, *, kind: str | None = None, overrides: DraftOverr
     recipes = entry.recipes(config, checkpoint.tensors.keys())
     if entry.kind == "draft":
         tables = tables_of(config, checkpoint.tensors.keys())
-        if tables.lm_head == "target_rows":  # no target is at hand that could lend the tensor
+        if tables.lm_head == "target_rows":  # the tensor comes from the target, which is not known here
             recipes = {
                 parameter: recipe for parameter, recipe in recipes.items() if "lm_head.weight" not in recipe.tensors
             }
@@ -112,7 +113,7 @@ def description_lines(description: Description) -> list[str]:
 
 
 def description_json(description: Description) -> dict[str, Any]:
-    """The same for a program."""
+    """The description as a JSON object."""
     checkpoint, entry = description.checkpoint, description.entry
     return {
         "path": str(checkpoint.path),
@@ -130,7 +131,7 @@ def description_json(description: Description) -> dict[str, Any]:
     }
 
 
-def _target_choices(checkpoint: Checkpoint, config: Any) -> tuple[Choice, ...]:
+def _target_choices(checkpoint: Checkpoint, config: TargetConfig) -> tuple[Choice, ...]:
     tokenizer = open_tokenizer(checkpoint)
     stops = stop_tokens(checkpoint, tokenizer)
     text, unread = "none: prompts are token ids", unread_tokenizer(checkpoint.path)
@@ -154,7 +155,7 @@ def _stored_as(tensor: TensorSource) -> str:
 
 
 def _shown(value: Any) -> str:
-    """A config value as a reader wants it; equal neighbours are counted."""
+    """A config value as text. Equal values that follow each other in a tuple are counted."""
     if isinstance(value, LayerMask):
         return (
             f"{'all context' if value.window is None else f'window {value.window}'}, "

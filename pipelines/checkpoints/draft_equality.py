@@ -1,6 +1,4 @@
-"""Whether two loaded drafts are one and the same: equal configs, equal parameters, equal drafts on the same inputs, bit
-for bit.
-"""
+"""Checks that two loaded drafts are equal bit for bit: config, parameters, and the drafts from the same inputs."""
 
 from __future__ import annotations
 
@@ -23,25 +21,27 @@ _ROWS, _CONTEXT, _PAGE_SIZE = 2, 12, 16
 
 
 def check_equal_drafts(first: LoadedDraft, second: LoadedDraft) -> int:
-    """The number of parameters that both have; `CheckpointError` for the first difference.
+    """Raise `CheckpointError` for the first difference of two drafts; returns their number of parameters.
 
-    Compared are every config field that takes part in equality, every parameter, and what one block of two rows over
-    the same random context gives: slot states, base logits, drafts, confidences. A draft that borrows tables gets the
-    same ones as the other.
+    Compared are the config fields that count for equality, every parameter, and the results of one block of two rows
+    over the same random context: slot states, base logits, drafts and confidences. If the drafts borrow tables, both
+    get the same random ones.
     """
     _check_configs(first, second)
     ours, theirs = (_parameters(draft.module) for draft in (first, second))
     where, wanted = second.checkpoint.path, f"allowed those of {first.checkpoint.path}"
     if ours.keys() != theirs.keys():
         only = ", ".join(sorted(ours.keys() ^ theirs.keys()))
-        raise CheckpointError(f"{where}: parameters: found {only} in one of two drafts, {wanted}")
+        raise CheckpointError(
+            f"found {only} in one of two drafts, {wanted}", file=where, field="parameters", found=only
+        )
     for name, parameter in ours.items():
         if not _same_bits(np.asarray(parameter.get_value()), np.asarray(theirs[name].get_value())):
-            raise CheckpointError(f"{where}: parameter {name}: found other bits, {wanted}")
+            raise CheckpointError(f"found other bits, {wanted}", file=where, field=f"parameter {name}")
     given, other = _block(first.module), _block(second.module)
     for name, value in given.items():
         if not _same_bits(value, other[name]):
-            raise CheckpointError(f"{where}: {name} of a block: found other bits, {wanted}")
+            raise CheckpointError(f"found other bits, {wanted}", file=where, field=f"{name} of a block")
     return len(ours)
 
 
@@ -61,15 +61,12 @@ def _check_configs(first: LoadedDraft, second: LoadedDraft) -> None:
     for field in dataclasses.fields(DraftConfig):
         one, other = (getattr(draft.config, field.name) for draft in (first, second))
         if field.compare and one != other:
-            raise CheckpointError(
-                f"{second.config.source}: {field.name}: found {other!r}, allowed {one!r} as in {first.config.source}"
-            )
+            allowed = f"{one!r} as in {first.config.source}"
+            raise CheckpointError(file=second.config.source, field=field.name, found=other, allowed=allowed)
 
 
 def _block(module: Any) -> dict[str, np.ndarray]:
-    """One greedy block of every row, from random taps, anchors and, where the draft borrows them, tables: the same for
-    equal configs.
-    """
+    """The results of one greedy block. Its random taps, anchors and borrowed tables depend on the config only."""
     config: DraftConfig = module.config
     rng = np.random.default_rng(0)
     taps = jnp.asarray(
@@ -88,7 +85,7 @@ def _block(module: Any) -> dict[str, np.ndarray]:
             rngs=nnx.Rngs(0),
         )
 
-    # Not compiled as a whole: that takes longer than running it once.
+    # Not jitted: compiling takes longer than running it once.
     cache = KVCache(
         pages=KVPages.zeros(module.kv_params(_PAGE_SIZE), _ROWS),
         page_table=jnp.arange(_ROWS, dtype=jnp.int32)[:, None],

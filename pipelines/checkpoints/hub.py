@@ -1,9 +1,9 @@
-"""What a user writes for a checkpoint -> a path on this machine: a directory, `~/...`, a folder of the Hugging Face
+"""Finds the local path of a checkpoint from what a user writes: a directory, `~/...`, a folder of the Hugging Face
 cache, or a Hugging Face id such as `Qwen/Qwen3-8B` or `org/name@revision`.
 
-An id is looked up in the local cache first, without huggingface_hub and without the network. Only what the cache lacks
-is downloaded, by huggingface_hub (the extra `hub`), and only safetensors, JSON and the chat template: nothing that
-could run code.
+An id is looked up in the local cache first, without huggingface_hub and without the network. If the cache lacks files,
+huggingface_hub (the extra `hub`) downloads them: only safetensors, JSON and the chat template, nothing that could run
+code.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class HubName:
 
     @classmethod
     def parse(cls, text: str) -> HubName | None:
-        """The id that `text` spells, `None` if it can only be a path."""
+        """The id in `text`; `None` if `text` can only be a path."""
         repository, at, revision = text.partition("@")
         parts = _NAME.fullmatch(repository)
         if parts is None or ".." in text or "--" in repository or Path(repository).suffix in _NOT_AN_ID:
@@ -56,11 +56,11 @@ class HubName:
 
 
 def local_path(path_or_name: Path | str) -> Path:
-    """The file or directory that a user means by `path_or_name`; what exists on this machine wins over an id.
+    """The file or directory that `path_or_name` means. An existing path takes precedence over an id.
 
-    A `models--org--name` folder of the cache stands for its snapshot of `main`, or for the only one. An id may be
-    downloaded here. What is neither there nor an id is returned as it is: the caller says that it is missing. Raises
-    `CheckpointError` for an id that cannot be had, with the reason.
+    A `models--org--name` folder of the cache means its snapshot of `main`, or its only snapshot. An id is downloaded if
+    the cache lacks it. A path that does not exist and is no id is returned unchanged. Raises `CheckpointError` for an
+    id that cannot be found or downloaded, with the reason.
     """
     try:
         path = Path(path_or_name).expanduser()
@@ -73,7 +73,7 @@ def local_path(path_or_name: Path | str) -> Path:
 
 
 def cache_root() -> Path:
-    """The local cache, where huggingface_hub has it: HF_HUB_CACHE, else `hub` in HF_HOME, else ~/.cache/huggingface."""
+    """The cache directory of huggingface_hub: HF_HUB_CACHE, else HF_HOME/hub, else ~/.cache/huggingface/hub."""
     stated = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
     if not stated:
         caches = os.environ.get("XDG_CACHE_HOME") or os.path.join("~", ".cache")
@@ -82,7 +82,7 @@ def cache_root() -> Path:
 
 
 def _of_hub(name: HubName) -> Path:
-    """The snapshot of `name`: from the cache if that holds all that loading needs, else downloaded."""
+    """The snapshot of `name`: the cached one if it has all files that loading needs, else a downloaded one."""
     root = cache_root()
     folder = root / f"models--{name.org}--{name.name}"
     cached = _cached_snapshot(folder, name.revision)
@@ -97,13 +97,15 @@ def _of_hub(name: HubName) -> Path:
     missing = _missing_file(downloaded)
     if missing is not None:
         raise CheckpointError(
-            f"{name}: {missing}: missing in {downloaded}; the repository holds none, or the hub could not be reached"
+            f"missing in {downloaded}; the repository holds none, or the hub could not be reached",
+            file=str(name),
+            field=missing,
         )
     return downloaded
 
 
 def _downloaded(name: HubName, root: Path, found: str) -> Path:
-    """The snapshot after a download; huggingface_hub shows a progress bar on stderr. `found` begins the errors."""
+    """Download the snapshot of `name`, with a progress bar on stderr. Error messages begin with `found`."""
     try:
         from huggingface_hub import errors, snapshot_download
     except ImportError as error:
@@ -128,12 +130,12 @@ def _downloaded(name: HubName, root: Path, found: str) -> Path:
         raise CheckpointError(f"{found}; the hub has no revision {name.revision!r} of it") from error
     except errors.RepositoryNotFoundError as error:
         raise CheckpointError(f"{found}; the hub has no such model, or a private one (HF_TOKEN)") from error
-    except Exception as error:  # no network, a full disk, a server's refusal: the library raises many kinds
+    except Exception as error:  # the library raises many types: no network, a full disk, a refusing server
         raise CheckpointError(f"{found}; it cannot be downloaded: {_first_line(error.__cause__ or error)}") from error
 
 
 def _cached_snapshot(folder: Path, revision: str) -> Path | None:
-    """The snapshot of a branch, a tag or a commit, if the cache has one."""
+    """The cached snapshot of a branch, a tag or a commit; `None` if there is none."""
     commit = revision
     if not _COMMIT.fullmatch(revision):
         try:
@@ -145,7 +147,7 @@ def _cached_snapshot(folder: Path, revision: str) -> Path | None:
 
 
 def _snapshot_of_folder(path: Path) -> Path:
-    """`path`, or the snapshot that it stands for if it is the folder of one model in the cache."""
+    """`path`, or its snapshot if `path` is the folder of one model in the cache."""
     folder = path.parent if path.name == "snapshots" else path
     if not _CACHE_FOLDER.fullmatch(folder.resolve().name) or not (folder / "snapshots").is_dir():
         return path
@@ -154,13 +156,15 @@ def _snapshot_of_folder(path: Path) -> Path:
     if main is None and len(snapshots) != 1:
         listed = ", ".join(entry.name for entry in snapshots[:5]) or "none"
         raise CheckpointError(
-            f"{folder}: snapshots: found {len(snapshots)} ({listed}) and no refs/main, allowed one of them by its path"
+            f"found {len(snapshots)} ({listed}) and no refs/main, allowed one of them by its path",
+            file=folder,
+            field="snapshots",
         )
     return main or snapshots[0]
 
 
 def _missing_file(snapshot: Path) -> str | None:
-    """A file that loading needs and the snapshot lacks: a download may have been cut off, or have been of a part."""
+    """A file that loading needs and the snapshot lacks, for example after an interrupted download; else `None`."""
     if not any((snapshot / config).is_file() for config in _CONFIGS):
         return _CONFIGS[0]
     index = snapshot / _INDEX
@@ -169,7 +173,7 @@ def _missing_file(snapshot: Path) -> str | None:
     try:
         shards = set(json.loads(index.read_bytes())["weight_map"].values())
     except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
-        return None  # opening the checkpoint says what is wrong with its index
+        return None  # opening the checkpoint reports the malformed index
     return next((str(shard) for shard in sorted(map(str, shards)) if not (snapshot / str(shard)).is_file()), None)
 
 

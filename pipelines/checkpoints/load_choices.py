@@ -1,6 +1,4 @@
-"""What loading decided, as data: every choice that a checkpoint or a user leaves open, with the flag that
-overrides it.
-"""
+"""The choices made while loading: each value that a checkpoint or a user left open, the reason, and its flag."""
 
 from __future__ import annotations
 
@@ -31,11 +29,11 @@ _SHOWN_NAMES = {
     "sample_from_anchor": "layout",
     "partial_rotary_factor": "rotary width",
 }
-_WIDEST_VALUE = 80  # longer ones, such as paths, do not move the column of the flags
+_WIDEST_VALUE = 80  # characters; longer values, such as paths, do not widen their column
 
 
 def check_memory(plan: EnginePlan, available: int | None) -> None:
-    """Raise a `RequestError` if the caches alone need more than `available` bytes."""
+    """Raise `RequestError` if the caches alone need more than `available` bytes. `None` skips the check."""
     if available is not None and plan.kv_bytes > available:
         options = plan.options
         raise RequestError(
@@ -48,17 +46,17 @@ def check_memory(plan: EnginePlan, available: int | None) -> None:
 
 
 def load_choices(
-    target: LoadedTarget, draft: LoadedDraft | None, plan: EnginePlan, why_drafts: str = ""
+    target: LoadedTarget, draft: LoadedDraft | None, plan: EnginePlan, k_reason: str = ""
 ) -> tuple[Choice, ...]:
-    """Everything decided for this pair, in the order in which a reader wants it. `why_drafts`: where k comes from, if
-    nobody stated it.
+    """All choices for this pair, in the order in which they are shown. `k_reason` says where k comes from, if the
+    caller did not state it.
     """
     num_rows, stops = plan.options.batch_size, target.stop_ids
     rows = f"{num_rows} row{'s' if num_rows > 1 else ''} of {plan.options.max_seq_len} positions"
     return (
         _choice("target", _model(target.module, target.config.architecture), str(target.checkpoint.path), "--target"),
         *(dataclasses.replace(choice, name=f"target {choice.name}") for choice in target_choices(target.config)),
-        *(() if draft is None else _draft_choices(draft, plan, why_drafts)),
+        *(() if draft is None else _draft_choices(draft, plan, k_reason)),
         _choice("dtype", jnp.dtype(plan.target_params.dtype).name, "", "--dtype"),
         _choice("kv_cache", f"{in_bytes(plan.kv_bytes)} for {rows}", "", "--max-seq-len, --batch-size"),
         _choice("attention", f"{plan.target_params.platform.attention} on {plan.target_params.platform.name}"),
@@ -72,22 +70,22 @@ def load_choices(
 
 
 def target_choices(config: TargetConfig) -> tuple[Choice, ...]:
-    """What a target's files leave open or contradict, as its config says."""
+    """The choices that were made where a target's files leave something open or contradict each other."""
     return tuple(getattr(config, "choices", ()))
 
 
 def draft_choices(config: DraftConfig, tables: DraftTables) -> tuple[Choice, ...]:
-    """What a draft's files decide or leave open."""
+    """The choices for a draft. Some are stated by its files, others were left open there."""
     reasons = {choice.name: choice.reason for choice in config.choices}
     layout = (
         f"{'anchor-first' if config.sample_from_anchor else 'fill-in'}, block of {config.block_size} gives "
         f"{config.num_drafts} drafts"
     )
-    turning = 2 * config.rope.rotating_pairs if config.rope.kind == "proportional" else config.rope.rotary_dim
-    rotary = f"{turning} of {config.head_dim} elements of a head"
+    rotated = 2 * config.rope.rotating_pairs if config.rope.kind == "proportional" else config.rope.rotary_dim
+    rotary = f"{rotated} of {config.head_dim} elements of a head"
     known = {"sample_from_anchor": layout, "partial_rotary_factor": rotary}
     flags = {"sample_from_anchor": LAYOUT_FLAG, "partial_rotary_factor": ROTARY_FLAG}
-    if config.style == "compact":  # the format leaves neither open
+    if config.style == "compact":  # this format fixes both
         flags = dict.fromkeys(known, "")
     return (
         *(_choice(name, value, reasons.get(name, ""), flags[name]) for name, value in known.items()),
@@ -102,15 +100,13 @@ def draft_choices(config: DraftConfig, tables: DraftTables) -> tuple[Choice, ...
 
 
 def _table_choice(config: DraftConfig, name: str, origin: str) -> Choice:
-    """Older exports of the same format hold the tables that newer ones leave to the target; what counts is what the
-    file has.
-    """
+    """The choice of where a table comes from. Newer exports of a format may lack tables that older ones store."""
     reason = "" if origin == "own" else "the file has none" if config.stores_tables else "the format stores none"
     return _choice(name, _TABLE_ORIGINS[origin], reason)
 
 
 def choice_lines(choices: Sequence[Choice]) -> list[str]:
-    """For a reader, in columns: what was decided, why, and the flag that overrides it."""
+    """The choices as text in columns: name, value with its reason, and the flag that overrides it."""
     values = [choice.value + (f" ({choice.reason})" if choice.reason else "") for choice in choices]
     width = max((len(value) for value in values if len(value) <= _WIDEST_VALUE), default=0)
     names = [_SHOWN_NAMES.get(choice.name, choice.name).replace("_", " ") for choice in choices]
@@ -121,7 +117,7 @@ def choice_lines(choices: Sequence[Choice]) -> list[str]:
 
 
 def in_bytes(count: int) -> str:
-    """`7.9 MB`, in powers of ten."""
+    """A number of bytes as text, in powers of ten: `7.9 MB`."""
     size, units = float(count), ["bytes", "kB", "MB", "GB", "TB"]
     while size >= 1000 and len(units) > 1:
         size, units = size / 1000, units[1:]
@@ -129,7 +125,7 @@ def in_bytes(count: int) -> str:
 
 
 def device_memory() -> int | None:
-    """Bytes of the first device, of the machine on CPU; `None` where nobody says."""
+    """Memory of the first device in bytes, on CPU that of the machine; `None` if it is not known."""
     stats = jax.local_devices()[0].memory_stats()
     if stats and "bytes_limit" in stats:
         return int(stats["bytes_limit"])
@@ -138,11 +134,11 @@ def device_memory() -> int | None:
     return None
 
 
-def _draft_choices(draft: LoadedDraft, plan: EnginePlan, why_drafts: str) -> tuple[Choice, ...]:
+def _draft_choices(draft: LoadedDraft, plan: EnginePlan, k_reason: str) -> tuple[Choice, ...]:
     drafts = f"{plan.num_speculative_tokens} of {draft.config.num_drafts}"
     return (
         _choice("draft", _model(draft.module, draft.config.architecture), str(draft.checkpoint.path), "--draft"),
-        _choice("num_speculative_tokens", drafts, why_drafts, "--num-speculative-tokens"),
+        _choice("num_speculative_tokens", drafts, k_reason, "--num-speculative-tokens"),
         *draft_choices(draft.config, draft.tables),
         *(_choice("unknown field", name, "without influence") for name in draft.config.unknown_fields),
     )

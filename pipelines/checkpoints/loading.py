@@ -1,4 +1,4 @@
-"""A target, and a draft for it: files -> modules, or one error that says why not."""
+"""Loads a target, and a draft for it. Each is first prepared (all checks, no weights) and then read."""
 
 from __future__ import annotations
 
@@ -31,40 +31,33 @@ _WEIGHT_SUFFIXES = frozenset({".safetensors", ".pt", ".pth", ".bin", ".npy", ".n
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PreparedTarget:
-    """A target of which everything is known but the weights: its files were checked as far as configs, headers and the
-    tokenizer tell.
+    """A target whose config, headers and tokenizer are checked, but whose weights are not read."""
 
-    `abstract` is its module with shapes in the place of arrays. `tokenizer` is `None` for checkpoints that bring none:
-    such models take and give ids.
-    """
-
-    abstract: Any
+    abstract: Any  # its module, with shapes instead of arrays
     entry: SupportedArchitecture
     config: TargetConfig
     checkpoint: Checkpoint
-    tokenizer: Tokenizer | None
+    tokenizer: Tokenizer | None  # None: the checkpoint has none, and the model takes and gives ids
     stop_ids: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PreparedDraft:
-    """The same of a draft, checked against its target. `tensors` are those that its module is filled from, borrowed
-    ones included.
-    """
+    """A draft whose files are checked, also against its target, but whose weights are not read."""
 
-    abstract: Any
+    abstract: Any  # its module, with shapes instead of arrays
     entry: SupportedArchitecture
     config: DraftConfig
     tables: DraftTables
     checkpoint: Checkpoint
-    tensors: Mapping[str, TensorSource]
+    tensors: Mapping[str, TensorSource]  # that the module is filled from, with those taken from the target
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LoadedTarget:
     """A target ready to run."""
 
-    module: Any
+    module: Any  # an `nnx.Module` that is a `Target`
     config: TargetConfig
     checkpoint: Checkpoint
     tokenizer: Tokenizer | None
@@ -75,7 +68,7 @@ class LoadedTarget:
 class LoadedDraft:
     """A draft ready to run with the target it was loaded for."""
 
-    module: Any
+    module: Any  # an `nnx.Module` that is a `Draft`
     config: DraftConfig
     tables: DraftTables
     checkpoint: Checkpoint
@@ -88,19 +81,26 @@ AnyDraft = PreparedDraft | LoadedDraft
 def parse_checkpoint(
     checkpoint: Checkpoint, kind: str | None, overrides: DraftOverrides | None = None
 ) -> tuple[SupportedArchitecture, Any]:
-    """Registry entry and parsed config; `kind` is what the checkpoint must be, `target` or `draft`, if that matters.
-    `overrides` are for drafts.
+    """The registry entry and the parsed config of a checkpoint.
+
+    `kind`, `target` or `draft`, is what the checkpoint must be; `None` allows both. `overrides` are for drafts. Raises
+    `CheckpointError` for an unknown architecture, for the other kind, and for a config that is not supported.
     """
     try:
         entry = retrieve(checkpoint.architecture)
     except CheckpointError as error:
         if kind != "draft":
             refuse_recurrent_state(checkpoint.config, checkpoint.config_file)
-        raise CheckpointError(f"{checkpoint.config_file}: architectures: {error}") from None
+        raise CheckpointError(
+            str(error), file=checkpoint.config_file, field="architectures", found=checkpoint.architecture
+        ) from None
     if kind not in (None, entry.kind):
         raise CheckpointError(
-            f"{checkpoint.config_file}: architectures: found {checkpoint.architecture!r}, a {entry.kind}, allowed a "
-            f"{kind}"
+            f"found {checkpoint.architecture!r}, a {entry.kind}, allowed a {kind}",
+            file=checkpoint.config_file,
+            field="architectures",
+            found=checkpoint.architecture,
+            allowed=f"a {kind}",
         )
     if entry.kind == "target":
         refuse_recurrent_state(checkpoint.config, checkpoint.config_file)
@@ -110,8 +110,10 @@ def parse_checkpoint(
 
 
 def prepare_target(path: Path | str, dtype: DTypeLike) -> PreparedTarget:
-    """The target at `path` (directory, .gguf file or `smollm2`) for arrays in `dtype`. No weights are read, but for
-    the two tables of a target that calls them tied and stores both.
+    """Check the target at `path` (directory, id, .gguf file or `smollm2`) for arrays in `dtype`.
+
+    No weights are read, except embedding and head of a target that stores both and calls them tied. Raises
+    `DSparkError`.
     """
     checkpoint = open_target(path)
     entry, config = parse_checkpoint(checkpoint, "target")
@@ -135,8 +137,9 @@ def prepare_target(path: Path | str, dtype: DTypeLike) -> PreparedTarget:
 def prepare_draft(
     path: Path | str, target: AnyTarget, dtype: DTypeLike, overrides: DraftOverrides | None = None
 ) -> PreparedDraft:
-    """The draft in directory `path`, checked against `target`; of its tensors a vocabulary map alone is read, where it
-    picks target rows.
+    """Check the draft at `path` (directory or id) against `target`, for arrays in `dtype`.
+
+    No weights are read, except a vocabulary map that selects rows of the target's head. Raises `DSparkError`.
     """
     checkpoint = with_draft_names(open_checkpoint(path))
     entry, config = parse_checkpoint(checkpoint, "draft", overrides)
@@ -157,8 +160,8 @@ def planned_draft(
     tensors: Mapping[str, TensorSource],
     dtype: DTypeLike,
 ) -> PreparedDraft:
-    """A parsed draft to be filled with `tensors`: those of the checkpoint and, under the same names, what `tables`
-    takes from elsewhere.
+    """Check a parsed draft whose module will be filled from `tensors`: those of its checkpoint, and those that `tables`
+    takes from the target.
     """
     check_tensors(
         entry.recipes(config, tensors.keys()), tensors, file=str(checkpoint.path), ignored=entry.ignored(config)
@@ -170,7 +173,7 @@ def planned_draft(
 
 
 def read_target(target: PreparedTarget) -> LoadedTarget:
-    """The target with its weights."""
+    """Read the weights of a prepared target."""
     module = _filled(target, target.checkpoint.tensors)
     return LoadedTarget(
         module=module,
@@ -182,21 +185,21 @@ def read_target(target: PreparedTarget) -> LoadedTarget:
 
 
 def read_draft(draft: PreparedDraft) -> LoadedDraft:
-    """The draft with its weights."""
+    """Read the weights of a prepared draft."""
     return LoadedDraft(
         module=_filled(draft, draft.tensors), config=draft.config, tables=draft.tables, checkpoint=draft.checkpoint
     )
 
 
 def load_target(path: Path | str, dtype: DTypeLike) -> LoadedTarget:
-    """The target at `path` (directory, .gguf file or `smollm2`), its arrays in `dtype`."""
+    """`prepare_target`, then `read_target`."""
     return read_target(prepare_target(path, dtype))
 
 
 def load_draft(
     path: Path | str, target: AnyTarget, dtype: DTypeLike, overrides: DraftOverrides | None = None
 ) -> LoadedDraft:
-    """The draft in directory `path`, checked against `target` before any weight is read."""
+    """`prepare_draft`, then `read_draft`."""
     return read_draft(prepare_draft(path, target, dtype, overrides))
 
 
@@ -207,7 +210,7 @@ def _filled(prepared: PreparedTarget | PreparedDraft, tensors: Mapping[str, Tens
 
 
 def check_against(draft: DraftConfig, target_config: TargetConfig) -> None:
-    """Raise a `PairError` unless this draft can work with this target."""
+    """Raise `PairError` unless this draft fits this target."""
     check_pair(
         draft,
         hidden_size=target_config.hidden_size,
@@ -219,8 +222,9 @@ def check_against(draft: DraftConfig, target_config: TargetConfig) -> None:
 
 
 def refuse_side_files(checkpoint: Checkpoint) -> None:
-    """Some exports keep the row of the mask token in a file of its own, which no format of ours reads: without it a
-    draft merely accepts less.
+    """Raise `CheckpointError` for a file beside the weights that holds the mask embedding.
+
+    Some exports write such a file. No format here reads it, and without it fewer drafts would be accepted.
     """
     used = set(checkpoint.tensor_files.values())
     sides = [
@@ -230,26 +234,29 @@ def refuse_side_files(checkpoint: Checkpoint) -> None:
     ]
     if sides:
         raise CheckpointError(
-            f"{sides[0]}: a mask embedding in a file of its own is not supported; allowed {checkpoint.config_file} "
-            "and its weights"
+            f"a mask embedding in a file of its own is not supported; allowed {checkpoint.config_file} and its weights",
+            file=sides[0],
         )
 
 
 def check_borrowed(draft: DraftConfig, tables: DraftTables, target_config: TargetConfig) -> None:
-    """Raise a `PairError` if tables of the target would have to serve a draft of another width."""
+    """Raise `PairError` if the draft borrows tables of the target whose width is not the draft's."""
     borrowed = [name for name in ("embed_tokens", "lm_head") if getattr(tables, name) != "own"]
     if borrowed and draft.table_width != target_config.hidden_size:
         raise PairError(
-            f"{draft.source}: hidden_size: found {draft.hidden_size}, allowed {target_config.hidden_size}: "
-            f"{' and '.join(borrowed)} would be the target's ({target_config.source})"
+            file=draft.source,
+            field="hidden_size",
+            found=draft.hidden_size,
+            allowed=f"{target_config.hidden_size}: {' and '.join(borrowed)} would be the target's "
+            f"({target_config.source})",
         )
 
 
 def with_target_rows(
     tensors: Mapping[str, TensorSource], config: DraftConfig, tables: DraftTables, target: Checkpoint
 ) -> Mapping[str, TensorSource]:
-    """The draft's tensors, with a pruned head that the file lacks taken from the target: its rows of the draft
-    vocabulary, in draft order.
+    """The draft's tensors. If the file lacks a pruned head, `lm_head.weight` is added: those rows of the target's head
+    that belong to the draft vocabulary, in the order of draft ids.
     """
     if tables.lm_head != "target_rows":
         return tensors
@@ -265,21 +272,22 @@ def with_target_rows(
 
 
 def target_table(target: Checkpoint, name: str, draft: DraftConfig) -> TensorSource:
-    """The target's table for the draft's missing tensor `name`; a tied target may store either one for both.
-    `PairError` if there is none.
+    """The target's embedding or head, for the tensor `name` that the draft lacks. A tied target stores one for both.
+
+    Raises `PairError` if the target has neither.
     """
     tables = ("embed_tokens.weight", "lm_head.weight")
     names = tables[::-1] if name == "lm_head.weight" else tables
-    # Multimodal layouts put a prefix before the name.
+    # Multimodal checkpoints put a prefix before the name.
     found = [stored for table in names for stored in target.tensors if f".{stored}".endswith(f".{table}")]
     if not found:
-        raise PairError(f"{draft.source}: no {name} in the draft, and none to share in {target.path}")
+        raise PairError(f"no {name} in the draft, and none to share in {target.path}", file=draft.source)
     return target.tensors[found[0]]
 
 
 @dataclasses.dataclass(frozen=True)
 class _Rows:
-    """Some rows of a tensor, as a tensor."""
+    """A tensor made of some rows of another tensor."""
 
     source: TensorSource
     rows: np.ndarray

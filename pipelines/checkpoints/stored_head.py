@@ -1,7 +1,7 @@
-"""A target that calls its head tied and stores one all the same: a copy of the embedding, or another head.
+"""Handles targets that state `tie_word_embeddings` but also store a head.
 
-Libraries differ in which of the two they use then. What was trained is what is stored: a head that differs from the
-embedding is used.
+The stored head may be a copy of the embedding or a different tensor. Libraries differ in which one they use. Here a
+stored head that differs from the embedding is used, because it was trained.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ from dspark_jax.speculators_common.files.safetensors_file import SafetensorsTens
 from dspark_jax.speculators_common.formats.draft_config import Choice
 from dspark_jax.speculators_common.formats.recipes import TensorSource
 
-_PIECE = 1 << 22  # bytes, or rows' worth of elements, that are compared at a time
+_PIECE = 1 << 22  # bytes, or elements, that are compared at a time
 
 
 def with_stored_head(entry: SupportedArchitecture, config: Any, checkpoint: Checkpoint) -> Any:
-    """`config`, untied where it says that the head is the embedding and the checkpoint holds another one; that is a
-    choice of the config then.
+    """`config`, or an untied copy of it if the checkpoint stores a head that differs from the embedding.
 
-    Both tensors are read only where a tied model stores its head too, and only up to the first difference.
+    The copy lists this in `choices`. Tensors are read only if both are stored, and only up to the first difference.
     """
     if entry.kind != "target" or not getattr(config, "tie_word_embeddings", False):
         return config
@@ -46,7 +45,7 @@ def with_stored_head(entry: SupportedArchitecture, config: Any, checkpoint: Chec
 
 
 def holds_the_same(one: TensorSource, other: TensorSource) -> bool:
-    """Whether two tensors have the same shape and values; bit for bit where they are stored in the same type."""
+    """Whether two tensors have the same shape and values. Tensors of the same dtype are compared bit for bit."""
     if tuple(one.shape) != tuple(other.shape):
         return False
     if one.dtype == other.dtype and isinstance(one, SafetensorsTensor) and isinstance(other, SafetensorsTensor):
@@ -60,7 +59,7 @@ def holds_the_same(one: TensorSource, other: TensorSource) -> bool:
 
 
 def _pieces(tensor: SafetensorsTensor) -> Iterator[bytes]:
-    """The stored bytes, a few megabytes at a time."""
+    """The stored bytes of a tensor, in pieces of a few megabytes."""
     left = int(np.prod(tensor.shape, dtype=np.int64)) * np.dtype(tensor.dtype).itemsize
     try:
         with open(tensor.file, "rb") as stream:
@@ -69,10 +68,13 @@ def _pieces(tensor: SafetensorsTensor) -> Iterator[bytes]:
                 piece = stream.read(min(left, _PIECE))
                 if not piece:
                     raise CheckpointError(
-                        f"{tensor.file}: tensor {tensor.name}: {left} bytes are missing (the file was truncated since "
-                        "it was opened)"
+                        f"{left} bytes are missing (the file was truncated since it was opened)",
+                        file=tensor.file,
+                        field=f"tensor {tensor.name}",
                     )
                 left -= len(piece)
                 yield piece
     except OSError as error:
-        raise CheckpointError(f"{tensor.file}: tensor {tensor.name}: cannot be read: {error.strerror}") from error
+        raise CheckpointError(
+            f"cannot be read: {error.strerror}", file=tensor.file, field=f"tensor {tensor.name}"
+        ) from error

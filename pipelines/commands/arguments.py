@@ -1,6 +1,4 @@
-"""Arguments that subcommands share: their definitions, their types (one value in, one clear sentence out), and their
-names in errors.
-"""
+"""The arguments that several subcommands share: definitions, types, and names in errors."""
 
 from __future__ import annotations
 
@@ -29,18 +27,17 @@ _FIELDS = (
     "stop_ids",
     "system",
 )
-# What errors of the Python interface begin with -> what a user of the command line has written.
+# Field of an error of the Python interface -> flag of the command line.
 _FLAGS = {field: f"--{field.replace('_', '-')}" for field in _FIELDS} | {
     "kv cache": "--batch-size, --max-seq-len: kv cache",
     "template_vars": "--template-var",
 }
 
-
-Arguments = Any  # an `argparse.ArgumentParser` or a group of one: argparse has no public name for both
+Arguments = Any  # an `argparse.ArgumentParser` or a group of one: argparse has no public type for both
 
 
 def add_pair(models: Arguments, *, without_draft: str) -> None:
-    """`--target`, `--draft` and `--dtype`; `without_draft` says what happens without the second."""
+    """`--target`, `--draft` and `--dtype`. `without_draft` ends the help of `--draft`: what happens without it."""
     models.add_argument(
         "--target",
         required=True,
@@ -63,12 +60,12 @@ def add_confidence_threshold(models: Arguments) -> None:
         type=number(minimum=0, maximum=1),
         default=0.0,
         metavar="X",
-        help="leave drafts less sure than X unverified (0)",
+        help="verify only up to the first draft with a confidence below X (0)",
     )
 
 
 def add_draft_overrides(models: Arguments) -> None:
-    """What a user may state about a draft instead of its files; `draft_overrides` reads it."""
+    """Flags that override what a draft's files say; `draft_overrides` reads them."""
     models.add_argument(
         "--sample-from-anchor",
         action=argparse.BooleanOptionalAction,
@@ -88,14 +85,14 @@ def draft_overrides(args: argparse.Namespace) -> DraftOverrides:
 
 
 def refuse_overrides(overrides: DraftOverrides) -> None:
-    """Where there is no draft, an argument about one would do nothing: a `RequestError`."""
+    """Raise `RequestError` for an override of a draft where there is no draft."""
     for name, value in dataclasses.asdict(overrides).items():
         if value is not None:
             raise RequestError(field=_FLAGS[name], found=value, allowed="only with a draft")
 
 
 def add_template_vars(group: Arguments) -> None:
-    """`--template-var NAME=VALUE`, any number of times; `template_vars` reads them."""
+    """`--template-var NAME=VALUE`, repeatable; `template_vars` reads the values."""
     group.add_argument(
         "--template-var",
         type=template_var,
@@ -110,7 +107,12 @@ def template_vars(args: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in args.template_var or ():
         if name in found:
-            raise RequestError(f"--template-var: found {name} twice, allowed each variable once")
+            raise RequestError(
+                f"found {name} twice, allowed each variable once",
+                field="--template-var",
+                found=name,
+                allowed="each variable once",
+            )
         found[name] = value
     return found
 
@@ -127,32 +129,33 @@ def add_compilation_cache(group: Arguments) -> None:
 
 @contextlib.contextmanager
 def flags_in_errors(**flags: str) -> Iterator[None]:
-    """An error about a field of the Python interface, such as `stop_ids`, names its flag instead. `flags`: further
-    fields.
+    """Replace the field of an error of the Python interface, such as `stop_ids`, by its flag.
+
+    `flags` are further pairs of field and flag.
     """
     try:
         yield
     except RequestError as error:
         flag = {**_FLAGS, **flags}.get(error.field)
-        if flag is None or error.file:  # a place of its own says enough
+        if flag is None or error.file:  # an error about a file needs no flag
             raise
         raise error.named(flag) from error
 
 
 def path_name(text: str) -> str:
-    """The name of a file or directory: anything but nothing, which the system would take for the current directory."""
+    """The name of a file or directory. The empty string is refused: it would mean the current directory."""
     if not text:
         raise argparse.ArgumentTypeError("found '', allowed the name of a file or directory")
     return text
 
 
 def whole_number(minimum: int) -> Callable[[str], int]:
-    """An integer from `minimum` on."""
+    """A parser for integers >= `minimum`."""
 
     def parse(text: str) -> int:
         try:
             value = int(text)
-        except ValueError:  # also a number of thousands of digits
+        except ValueError:  # also raised for numbers with thousands of digits
             value = minimum - 1
         if value < minimum:
             raise argparse.ArgumentTypeError(f"found {text[:40]!r}, allowed a whole number >= {minimum}")
@@ -162,7 +165,7 @@ def whole_number(minimum: int) -> Callable[[str], int]:
 
 
 def number(*, above: float | None = None, minimum: float | None = None, maximum: float) -> Callable[[str], float]:
-    """A decimal number up to `maximum`, from `minimum` on or above `above`."""
+    """A parser for decimal numbers `<= maximum`, and `>= minimum` or `> above`."""
     lower = f"> {above}" if above is not None else f">= {minimum}"
 
     def parse(text: str) -> float:
@@ -170,9 +173,8 @@ def number(*, above: float | None = None, minimum: float | None = None, maximum:
             value = float(text)
         except ValueError:
             value = float("nan")
-        if not (
-            (above is None or value > above) and (minimum is None or value >= minimum) and value <= maximum
-        ):  # NaN fails too
+        # NaN fails every comparison.
+        if not ((above is None or value > above) and (minimum is None or value >= minimum) and value <= maximum):
             raise argparse.ArgumentTypeError(f"found {text[:40]!r}, allowed a number {lower} and <= {maximum}")
         return value
 
@@ -180,7 +182,7 @@ def number(*, above: float | None = None, minimum: float | None = None, maximum:
 
 
 def id_list(text: str) -> tuple[int, ...]:
-    """Token ids with commas between them."""
+    """Token ids from text with commas between them."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdigit() and len(part) <= 18 for part in parts):
         raise argparse.ArgumentTypeError(
@@ -190,8 +192,9 @@ def id_list(text: str) -> tuple[int, ...]:
 
 
 def template_var(text: str) -> tuple[str, Any]:
-    """Name and value of `NAME=VALUE`. A VALUE that is no JSON is text, but for `True`, `False` and `None`: a template
-    would take the text `False` for true.
+    """Name and value of `NAME=VALUE`. VALUE is JSON, or `True`, `False` or `None`, or else text.
+
+    `False` has to be read as a constant, because a template takes any text for true.
     """
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():

@@ -1,4 +1,4 @@
-"""`dspark bench`: plain against speculative decoding; table or JSON on stdout, progress on stderr."""
+"""`dspark bench`: compares plain and speculative decoding. Table or JSON on stdout, progress on stderr."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ from dspark_jax.pipelines.text.prompts_file import FilePrompt, read_prompts_file
 from dspark_jax.speculators_common.errors import RequestError
 
 if TYPE_CHECKING:
-    from dspark_jax.pipelines.bench.benchmark import Benchmark, PromptSet
+    from dspark_jax.pipelines.bench.benchmark import Benchmark
+    from dspark_jax.pipelines.bench.options import PromptSet
     from dspark_jax.pipelines.checkpoints.loading import PreparedTarget
 
 
@@ -87,9 +88,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure and print; returns the exit status. What a user can mend is raised as a `DSparkError`."""
+    """Measure and print; returns the exit status. Raises `DSparkError` for wrong input."""
     texts = _read_sets(args.prompts_file, args.prompts_per_set)
-    # jax takes a second to import: wrong arguments are refused before that.
+    # Imported here because jax takes a second to import: wrong arguments are refused before that.
     from dspark_jax.pipelines.bench.plot import check_plot, save_plot
     from dspark_jax.pipelines.bench.report import as_json, as_text
 
@@ -113,7 +114,8 @@ def run(args: argparse.Namespace) -> int:
 def _measure(args: argparse.Namespace, texts: dict[str, list[FilePrompt]]) -> tuple[Benchmark, str]:
     import tqdm
 
-    from dspark_jax.pipelines.bench.benchmark import BenchmarkOptions, check_benchmark, run_benchmark
+    from dspark_jax.pipelines.bench.benchmark import run_benchmark
+    from dspark_jax.pipelines.bench.options import BenchmarkOptions, check_benchmark
     from dspark_jax.pipelines.checkpoints.loading import prepare_draft, prepare_target, read_draft, read_target
     from dspark_jax.pipelines.compilation import use_compilation_cache
 
@@ -145,12 +147,12 @@ def _measure(args: argparse.Namespace, texts: dict[str, list[FilePrompt]]) -> tu
     load_seconds = {name: seconds for name, seconds in clock.seconds.items() if name == "target" or draft is not None}
     with tqdm.tqdm(bar_format="{desc} [{elapsed}]", disable=None, leave=False) as status:
         return run_benchmark(
-            target, draft, sets, options, load_seconds=load_seconds, tell=status.set_description_str
+            target, draft, sets, options, load_seconds=load_seconds, report_step=status.set_description_str
         ), cache
 
 
 class _LoadClock:
-    """Seconds of loading, by model: preparing and reading together."""
+    """Seconds of loading per model, preparing and reading together."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = collections.defaultdict(float)
@@ -163,17 +165,22 @@ class _LoadClock:
 
 
 def _read_sets(files: Sequence[str], count: int) -> dict[str, list[FilePrompt]]:
-    """The first prompts of each file, under the file's stem where that is unique, else under its path."""
-    twice = [file for file, uses in collections.Counter(files).items() if uses > 1]
-    if twice:
-        raise RequestError(f"--prompts-file: found {twice[0]} twice, allowed each file once")
+    """The first `count` prompts of each file. A set's name is the file's stem if that is unique, else its path."""
+    repeated = [file for file, uses in collections.Counter(files).items() if uses > 1]
+    if repeated:
+        raise RequestError(
+            f"found {repeated[0]} twice, allowed each file once",
+            field="--prompts-file",
+            found=repeated[0],
+            allowed="each file once",
+        )
     stems = collections.Counter(Path(file).stem for file in files)
-    taken = [stem for stem, uses in stems.items() if uses > 1] + ["all"]  # `all` is all sets together
+    taken = [stem for stem, uses in stems.items() if uses > 1] + ["all"]  # the name of all sets together
     return {file if Path(file).stem in taken else Path(file).stem: read_prompts_file(file)[:count] for file in files}
 
 
 def _encoded(texts: dict[str, list[FilePrompt]], target: PreparedTarget, variables: dict[str, Any]) -> list[PromptSet]:
-    from dspark_jax.pipelines.bench.benchmark import PromptSet
+    from dspark_jax.pipelines.bench.options import PromptSet
     from dspark_jax.pipelines.text.prompts import encode_prompt
 
     def ids(prompt: FilePrompt) -> tuple[int, ...]:
@@ -181,12 +188,12 @@ def _encoded(texts: dict[str, list[FilePrompt]], target: PreparedTarget, variabl
         try:
             return tuple(encode_prompt(prompt.content, target.tokenizer, template_vars=variables, source=source))
         except RequestError as error:
-            raise RequestError(f"{prompt.place}: {error}") from error
+            raise error.at(prompt.location) from error
 
     return [PromptSet(name=name, prompts=tuple(map(ids, prompts))) for name, prompts in texts.items()]
 
 
 def _draft_counts(text: str) -> tuple[int, ...]:
-    """Whole numbers from 1 on with commas between them."""
+    """Integers >= 1 with commas between them."""
     one = whole_number(1)
     return tuple(one(part.strip()) for part in text.split(","))

@@ -1,4 +1,4 @@
-"""`dspark convert`: a draft in the other published format; everything it says goes to stderr."""
+"""`dspark convert`: writes a draft in the other published format. All messages go to stderr."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Convert and report; returns the exit status. What a user can mend is raised as a `DSparkError`."""
+    """Convert and report; returns the exit status. Raises `DSparkError` for wrong input."""
     from dspark_jax.pipelines.checkpoints.conversion import convert_draft
 
     overrides = None if args.sample_from_anchor is None else DraftOverrides(sample_from_anchor=args.sample_from_anchor)

@@ -1,4 +1,4 @@
-"""`dspark generate`: prompts in, text (or JSON) on stdout, everything else on stderr."""
+"""`dspark generate`: continues prompts. Text or JSON on stdout, everything else on stderr."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "--num-speculative-tokens",
         type=whole_number(1),
         metavar="K",
-        help="drafts per round (all that the draft's block gives)",
+        help="drafts per round (what the checkpoint states, or a number that is fast on this platform)",
     )
     add_confidence_threshold(models)
     add_draft_overrides(models)
@@ -95,10 +95,10 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Generate and print; returns the exit status. What a user can mend is raised as a `DSparkError`."""
+    """Generate and print; returns the exit status. Raises `DSparkError` for wrong input."""
     prompts = list(_read_prompts(args))
     stream = _checked_stream(args, len(prompts))
-    # jax takes a second to import: wrong arguments are refused before that.
+    # Imported here because jax takes a second to import: wrong arguments are refused before that.
     from dspark_jax.pipelines.api import prepare
     from dspark_jax.pipelines.bench.comparison import compare, comparison_lines
     from dspark_jax.pipelines.checkpoints.load_choices import choice_lines
@@ -139,7 +139,7 @@ def run(args: argparse.Namespace) -> int:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Prompt:
-    """What is to be continued, and what messages call it; a single prompt needs no name."""
+    """One prompt and its name in errors; a single prompt has none."""
 
     content: str | tuple[int, ...] | list[dict[str, Any]]
     name: str = ""
@@ -149,7 +149,11 @@ def _read_prompts(args: argparse.Namespace) -> Iterator[_Prompt]:
     if args.prompt_ids is not None:
         for flag in ("raw", "system", "template_var"):
             if getattr(args, flag):
-                raise RequestError(f"--{flag.replace('_', '-')}: found beside --prompt-ids, allowed with text")
+                raise RequestError(
+                    "found beside --prompt-ids, allowed with text",
+                    field=f"--{flag.replace('_', '-')}",
+                    allowed="with text",
+                )
         yield _Prompt(content=args.prompt_ids)
     elif args.prompts_file is not None:
         from dspark_jax.pipelines.text.prompts_file import read_prompts_file
@@ -158,7 +162,7 @@ def _read_prompts(args: argparse.Namespace) -> Iterator[_Prompt]:
         if any(prompt.later_turns for prompt in prompts):
             _say(f"{args.prompts_file}: the first of each conversation's turns is the prompt")
         for prompt in prompts:
-            yield _Prompt(content=prompt.content, name=prompt.place)
+            yield _Prompt(content=prompt.content, name=prompt.location)
     else:
         yield _Prompt(content=_stdin_text() if args.prompt == "-" else args.prompt)
 
@@ -167,11 +171,15 @@ def _stdin_text() -> str:
     try:
         return sys.stdin.read()
     except UnicodeDecodeError as error:
-        raise RequestError(f"--prompt -: found bytes that are not {error.encoding} text on stdin") from error
+        raise RequestError(
+            f"found bytes that are not {error.encoding} text on stdin",
+            field="--prompt -",
+            allowed=f"{error.encoding} text",
+        ) from error
 
 
 def _checked_stream(args: argparse.Namespace, num_prompts: int) -> bool:
-    """Whether text is shown as it comes. Flags that exclude each other are refused as a pair."""
+    """Whether text is shown as rounds complete. Raises `RequestError` for flags that exclude each other."""
     pairs = [
         (args.system is not None and args.raw, "--system", "--raw"),
         (args.template_var and args.raw, "--template-var", "--raw"),
@@ -182,9 +190,9 @@ def _checked_stream(args: argparse.Namespace, num_prompts: int) -> bool:
     ]
     for is_fault, one, other in pairs:
         if is_fault:
-            raise RequestError(f"{one}: found beside {other}, allowed one of the two")
+            raise RequestError(f"found beside {other}, allowed one of the two", field=one, allowed=f"without {other}")
     if args.compare and not args.draft:
-        raise RequestError("--compare: found without --draft, allowed with one")
+        raise RequestError("found without --draft, allowed with one", field="--compare", allowed="with --draft")
     if args.stream is not None:
         return bool(args.stream)
     return not args.json and args.batch_size == 1 and (num_prompts == 1 or sys.stdout.isatty())
@@ -207,12 +215,12 @@ def _requests(prepared: PreparedPipeline, args: argparse.Namespace, prompts: Seq
         PromptFormat(raw=args.raw, system=args.system, template_vars=template_vars(args)),
         names=[prompt.name for prompt in prompts] if prompts[0].name else None,
     )
-    _say_what_is_cut(prepared, requests)
+    _say_cut_budgets(prepared, requests)
     return requests
 
 
-def _say_what_is_cut(prepared: PreparedPipeline, requests: Sequence[Request]) -> None:
-    """A budget that does not fit is cut, and that is said once."""
+def _say_cut_budgets(prepared: PreparedPipeline, requests: Sequence[Request]) -> None:
+    """Say once on stderr if `--max-new-tokens` is more than the longest sequence allows."""
     allowed = [prepared.plan.allowed_new_tokens(request) for request in requests]
     asked = requests[0].generation.max_new_tokens
     if min(allowed) < asked:

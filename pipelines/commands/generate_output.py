@@ -1,4 +1,4 @@
-"""What `dspark generate` writes: outputs on stdout, choices, figures and warnings on stderr."""
+"""Writes the results of `dspark generate`: outputs on stdout; choices, figures and warnings on stderr."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from dspark_jax.pipelines.speculative.engine import Request
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig
 from dspark_jax.speculators_common.formats.draft_fields import LAYOUT_FLAG
 
-# A draft that runs in the wrong layout has its first draft accepted by chance only; a poor one in the right layout does
-# much better than this.
+# In the wrong layout the first draft of a round is accepted only by chance. A poor draft in the right layout has a much
+# higher rate.
 _SUSPICIOUS_ROUNDS, _SUSPICIOUS_RATE = 32, 0.02
 
 
 class Writer:
-    """Runs requests and writes their outputs in the order of the prompts. `seconds` is the wall time of the runs."""
+    """Runs requests and writes their outputs in the order of the prompts. `seconds` is the wall time of the run."""
 
     def __init__(self, pipeline: Pipeline, *, as_json: bool) -> None:
         self._pipeline, self._as_json = pipeline, as_json
         self.seconds = 0.0
 
     def stream(self, requests: Sequence[Request]) -> list[GenerationResult]:
-        """Text as rounds complete, one prompt after the other."""
+        """Run the requests one after the other and write text as rounds complete."""
         started = time.perf_counter()
         results: list[GenerationResult] = []
         for number, request in enumerate(requests, start=1):
@@ -48,7 +48,7 @@ class Writer:
         return results
 
     def collect(self, requests: Sequence[Request], *, hold: bool) -> list[GenerationResult]:
-        """Whole outputs, each as soon as those before it are there; `hold` leaves the writing to the caller."""
+        """Run the requests together and write each output when all before it are written; with `hold` write nothing."""
         started = time.perf_counter()
         done: dict[int, GenerationResult] = {}
         results: list[GenerationResult] = []
@@ -64,16 +64,15 @@ class Writer:
         return results
 
     def write(self, result: GenerationResult, comparison: Comparison | None = None) -> None:
-        """One output: its JSON object, its text, or its ids if the model has no text."""
+        """Write one output: its JSON object, or its text, or its ids for a model without tokenizer."""
         text = json.dumps(result_json(result, comparison)) if self._as_json else result.text
-        tqdm.tqdm.write(
-            _ids(result.output_ids) if text is None else text, file=sys.stdout
-        )  # beside a progress bar on the same terminal
+        # tqdm keeps its progress bar intact where stdout and stderr are the same terminal.
+        tqdm.tqdm.write(_ids(result.output_ids) if text is None else text, file=sys.stdout)
         sys.stdout.flush()
 
 
 class _Printer:
-    """Writes the pieces of one output: text, or ids with commas between them."""
+    """Writes the pieces of one output: text, or ids separated by commas."""
 
     def __init__(self, has_text: bool) -> None:
         self._has_text, self._separator = has_text, ""
@@ -84,15 +83,13 @@ class _Printer:
 
 
 def say(*lines: str) -> None:
-    """Lines on stderr."""
+    """Write lines to stderr."""
     for line in lines:
         print(line, file=sys.stderr)
 
 
 def result_json(result: GenerationResult, comparison: Comparison | None = None) -> dict[str, Any]:
-    """The JSON object of one prompt. Times are without compilation, `tokens_per_second` is that of decoding, after the
-    first token.
-    """
+    """The JSON object of one prompt. Times exclude compilation; `tokens_per_second` excludes the first token."""
     return {
         "prompt_ids": result.prompt_ids,
         "output_ids": result.output_ids,
@@ -100,7 +97,7 @@ def result_json(result: GenerationResult, comparison: Comparison | None = None) 
         "finish_reason": result.finish_reason,
         "allowed_new_tokens": result.allowed_new_tokens,
         "tau": result.tau,
-        "rounds": [pair._asdict() for pair in result.rounds],
+        "rounds": [one_round._asdict() for one_round in result.rounds],
         "non_finite_rounds": result.non_finite_rounds,
         "seconds": result.seconds,
         "first_token_seconds": result.first_token_seconds,
@@ -113,7 +110,7 @@ def result_json(result: GenerationResult, comparison: Comparison | None = None) 
 def figure_lines(
     results: Sequence[GenerationResult], seconds: float, clock: CompileClock, load_seconds: float
 ) -> list[str]:
-    """What was done and how long it took. `seconds` is the wall time of all prompts, compilation included."""
+    """Tokens, speed, tau and start-up times. `seconds` is the wall time of all prompts, compilation included."""
     tokens = sum(len(result.output_ids) for result in results)
     rounds = sum(len(result.rounds) for result in results)
     compile_seconds = clock.seconds()
@@ -136,7 +133,7 @@ def figure_lines(
 
 
 def warning_lines(results: Sequence[GenerationResult], draft: DraftConfig | None) -> list[str]:
-    """What looks like a bad draft and may be something else."""
+    """Warnings about states that overflowed, and about a draft that is hardly ever accepted."""
     lines = []
     overflowed = sum(result.non_finite_rounds for result in results)
     if overflowed:
@@ -144,14 +141,13 @@ def warning_lines(results: Sequence[GenerationResult], draft: DraftConfig | None
             f"warning: the draft's states overflowed after {overflowed} rounds; nothing was proposed then (try "
             "--dtype float32)"
         )
-    offered = [pair for result in results for pair in result.rounds if pair.proposed]
-    accepted = sum(pair.accepted > 0 for pair in offered)
+    offered = [one_round for result in results for one_round in result.rounds if one_round.proposed]
+    accepted = sum(one_round.accepted > 0 for one_round in offered)
     if draft is not None and len(offered) >= _SUSPICIOUS_ROUNDS and accepted <= _SUSPICIOUS_RATE * len(offered):
         layout = "anchor-first" if draft.sample_from_anchor else "fill-in"
         lines.append(
             f"warning: the first draft was accepted in {accepted} of {len(offered)} rounds; was this draft trained "
-            f"for this target, in the {layout} "
-            f"layout ({LAYOUT_FLAG})?"
+            f"for this target, in the {layout} layout ({LAYOUT_FLAG})?"
         )
     return lines
 

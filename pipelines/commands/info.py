@@ -1,4 +1,4 @@
-"""`dspark info`: what checkpoints are, and whether a draft fits a target."""
+"""`dspark info`: describes checkpoints, and says whether a draft fits a target."""
 
 from __future__ import annotations
 
@@ -44,12 +44,17 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Describe and print; returns the exit status. Whatever is wrong with a checkpoint or the pair is raised, after the
-    sound ones were described.
+    """Describe and print; returns the exit status.
+
+    Raises one `DSparkError` for all faults, after the checkpoints without a fault are described.
     """
     if not args.checkpoints and args.target is None and args.draft is None:
-        raise RequestError("found no checkpoint, allowed directories, --target or --draft", field="info")
-    # jax takes a second to import: wrong arguments are refused before that.
+        raise RequestError(
+            "found no checkpoint, allowed directories, --target or --draft",
+            field="info",
+            allowed="directories, --target or --draft",
+        )
+    # Imported here because jax takes a second to import: wrong arguments are refused before that.
     from dspark_jax.pipelines.checkpoints.description import (
         Description,
         check_described_pair,

@@ -1,4 +1,4 @@
-"""What the target accepts of a proposal, and where a row's output is cut. The only place that decides."""
+"""Which drafts the target accepts, and where a row's output is cut. No other file makes these decisions."""
 
 from __future__ import annotations
 
@@ -16,54 +16,53 @@ Argmax = Callable[[Float[Array, "T V"]], Int32[Array, "T"]]
 
 @dataclasses.dataclass(frozen=True)
 class VerifyLogits:
-    """The target's logits at every verify row, as they lie in the step's flat batch.
+    """The target's logits of the step's flat batch, and where those of each row's anchor and drafts are in it.
 
-    Rows verify proposals of different lengths, packed one after the other. A rule reduces the flat logits first and
-    picks the results of each row after that: `[T, V]` logits are never copied into a padded `[B, k + 1, V]`.
+    Rows verify proposals of different lengths, packed one after the other. Reduce the flat logits first, for example
+    to an argmax, and select per row after that: the `[T, V]` logits are never copied into a padded `[B, k + 1, V]`.
     """
 
     flat: Float[Array, "T V"]  # float32
-    place: Int32[Array, "B verified"]  # where in `flat` are the logits that follow the anchor, and each draft
+    index: Int32[Array, "B verified"]  # index in `flat` of the logits after the anchor (column 0) and after each draft
 
     def by_row(self, reduced: Shaped[Array, "T *axes"]) -> Shaped[Array, "B verified *axes"]:
-        """What was computed of each flat row, per verify row. Places past a row's proposal mean nothing."""
-        rows, width = self.place.shape
+        """Results per flat token -> per row and verified position. Entries past a row's proposal are undefined."""
+        rows, width = self.index.shape
         if reduced.shape[0] == rows * width:  # every row has the same width and nothing else is in the batch
             return reduced.reshape(rows, width, *reduced.shape[1:])
-        return reduced[self.place]
+        return reduced[self.index]
 
 
 class Verdict(NamedTuple):
-    """Longest accepted prefix per row, and the token that the target adds after it."""
+    """Per row: how many drafts are accepted (the longest prefix), and the token that the target adds after them."""
 
     accepted: Int32[Array, "B"]
     next_token: Int32[Array, "B"]
 
 
 def decide(proposal: Proposal, logits: VerifyLogits, argmax: Argmax) -> Verdict:
-    """Greedy decision: a draft is accepted iff it is the argmax of the target's logits at its verify row.
+    """Greedy decision: a draft is accepted iff it is the argmax of the target's logits for its position.
 
-    `argmax` is exact, the first index on ties.
+    `argmax` must be exact and return the first index on ties.
     """
     return accept_greedy(proposal, logits.by_row(argmax(logits.flat)))
 
 
-def accept_greedy(proposal: Proposal, choices: Int32[Array, "B verified"]) -> Verdict:
-    """Equality with the target's own tokens: draft i is accepted iff it equals the target's choice at verify row i and
-    all earlier drafts were accepted.
+def accept_greedy(proposal: Proposal, target_tokens: Int32[Array, "B verified"]) -> Verdict:
+    """Draft i is accepted iff it equals `target_tokens[:, i]` and all earlier drafts are accepted.
 
-    `choices[:, i]` is the target's token for position `P + i + 1`; there is one more of them than drafts. The next
-    token is the choice at row `accepted`: the correction after a rejection, the bonus after none. The text is exactly
-    that of plain greedy decoding.
+    `target_tokens[:, i]` is the target's own token for position `P + i + 1`; it has one column more than there are
+    drafts. The next token is the target's token at column `accepted`: a correction if a draft was rejected, else the
+    bonus. The text equals that of plain greedy decoding.
     """
     slots = jnp.arange(proposal.tokens.shape[1], dtype=jnp.int32)[None, :]
-    agrees = (proposal.tokens == choices[:, :-1]) & (slots < proposal.length[:, None])
+    agrees = (proposal.tokens == target_tokens[:, :-1]) & (slots < proposal.length[:, None])
     accepted = jnp.sum(jnp.cumprod(agrees.astype(jnp.int32), axis=1), axis=1, dtype=jnp.int32)
-    return Verdict(accepted, jnp.take_along_axis(choices, accepted[:, None], axis=1)[:, 0])
+    return Verdict(accepted, jnp.take_along_axis(target_tokens, accepted[:, None], axis=1)[:, 0])
 
 
 class Emission(NamedTuple):
-    """What a row says after the cuts."""
+    """The tokens that a row emits in one round."""
 
     tokens: Int32[Array, "B verified"]
     num_tokens: Int32[Array, "B"]
@@ -78,8 +77,9 @@ def cut_emission(
     remaining: Int32[Array, "B"],
     no_token: int,
 ) -> Emission:
-    """The accepted drafts and the next token, cut inside the block after the first stop token and at the row's
-    budget.
+    """The accepted drafts and the next token, cut after the first stop token and at `remaining` tokens.
+
+    `stop_ids` are padded with `no_token`; so are the emitted tokens.
     """
     slots = jnp.arange(drafts.shape[1] + 1, dtype=jnp.int32)[None, :]
     padded = jnp.concatenate([drafts, verdict.next_token[:, None]], axis=1)

@@ -1,4 +1,4 @@
-"""What became of a request, as it grows token by token."""
+"""The output of one request; it grows while the request runs."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ FinishReason = Literal["stop", "length", "cancelled"]
 
 @dataclasses.dataclass(kw_only=True)
 class Completion:
-    """The output of a request. `rounds` holds (proposed, accepted) of every verification.
+    """The output of one request, its rounds and its times in seconds.
 
-    The first token belongs to no round, and neither does one that a row emits when it resumes after it gave its pages
-    away.
+    The first token belongs to no round: it comes from the prompt. The same holds for the first token after a request
+    was preempted and resumed.
     """
 
     request: Request
-    allowed_new_tokens: int  # what the request asks for, or what is left of the longest sequence
+    allowed_new_tokens: int  # the request's budget, or the rest of the longest sequence if that is less
     output_ids: list[int] = dataclasses.field(default_factory=list)
     finish_reason: FinishReason | None = None
-    rounds: list[tuple[int, int]] = dataclasses.field(default_factory=list)
-    non_finite_rounds: int = 0
-    num_resumes: int = 0  # how often the prompt, and what was said so far, went through the target again
+    rounds: list[tuple[int, int]] = dataclasses.field(default_factory=list)  # (proposed, accepted) drafts
+    non_finite_rounds: int = 0  # rounds after which the draft gave states that are not finite, and proposed nothing
+    num_resumes: int = 0  # how often the request was preempted and its text went through the target again
     prefill_seconds: float = 0.0  # from admission to the first token
-    decode_seconds: float = 0.0  # wall time between the first and the last token, shared with the rows beside it
+    decode_seconds: float = 0.0  # from the first token to the last, wall time: rows that run together share it
 
     @property
     def committed(self) -> int:
-        """Tokens that the rounds committed: accepted drafts and the target's own, what the budget cut off included.
+        """Tokens that all rounds committed: accepted drafts and bonus tokens, including those that the budget cut off.
 
-        A round that ends in an accepted stop token has no token of the target's own.
+        A round that ends with an accepted stop token has no bonus token.
         """
         total = sum(accepted + 1 for _, accepted in self.rounds)
-        said_in_rounds = len(self.output_ids) - 1 - self.num_resumes
-        return total - (self.finish_reason == "stop" and said_in_rounds < total)
+        emitted_in_rounds = len(self.output_ids) - 1 - self.num_resumes
+        return total - (self.finish_reason == "stop" and emitted_in_rounds < total)
 
     @property
     def tau(self) -> float | None:

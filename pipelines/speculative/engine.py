@@ -1,7 +1,7 @@
-"""Requests in, tokens out: a scheduler decides, a runner runs, events say what happened.
+"""The engine: takes requests, runs them in batches, and reports their tokens as events.
 
-`submit`, `cancel` and `step` are what a server needs; `run` and `generate` are loops over them. The host sees committed
-tokens only. While it reads the tokens of one program the next one may be on the device already.
+A `Scheduler` assigns rows and pages, a `Runner` holds the device state and starts programs. A server calls `submit`,
+`cancel` and `step`; `run` and `generate` are loops over them. The host sees committed tokens only.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ OnTokens = Callable[[int, Sequence[int]], None]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Event:
-    """New tokens of a request; with a `finish_reason` in the completion it has ended, and this is its last event."""
+    """New tokens of one request. If `is_end` is true, the request has ended and this is its last event."""
 
     id: RequestId
     tokens: tuple[int, ...]
@@ -40,13 +40,13 @@ class Event:
 
     @property
     def is_end(self) -> bool:
-        """No more events of this request will come."""
+        """Whether this is the last event of the request."""
         return self.completion.finish_reason is not None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Flight:
-    """A program that was started and whose results were not read yet. `jobs`: whose row each row of the output is."""
+class _PendingProgram:
+    """A program that was started and whose results were not read yet. `jobs` maps rows of the output to their jobs."""
 
     output: RoundOutput | LoopOutput
     jobs: Mapping[int, Job]
@@ -54,17 +54,17 @@ class _Flight:
 
 @dataclasses.dataclass(kw_only=True)
 class Counters:
-    """What an engine has started, from its beginning on."""
+    """What an engine has started since it was made."""
 
-    prompt_chunks: int = 0  # of one row alone
-    mixed_steps: int = 0  # prompt tokens of some rows beside a round of others
-    round_calls: int = 0  # programs of one round or many
-    packed_calls: int = 0  # of these: with fewer places than all drafts need
-    sent_back: int = 0  # rows that gave their pages away
+    prompt_chunks: int = 0  # prefill programs, of one row each
+    mixed_steps: int = 0  # programs that feed prompt tokens of some rows and run a round of the others
+    round_calls: int = 0  # programs of one round or of a device loop
+    packed_calls: int = 0  # those of `round_calls` whose flat batch is shorter than all drafts need
+    preempted: int = 0  # rows that lost their pages and went back to the queue
 
 
 class Engine:
-    """Runs requests on a (target, draft) pair; without a draft it decodes plainly, by the same programs."""
+    """Runs requests on a (target, draft) pair. Without a draft the same programs decode plainly."""
 
     def __init__(
         self,
@@ -79,27 +79,27 @@ class Engine:
         self.runner = Runner(target, draft, self.plan)
         self._scheduler = Scheduler(self.plan)
         self.counters = Counters()
-        self._flights: collections.deque[_Flight] = collections.deque()
-        self._ended: list[Event] = []  # by `cancel`
+        self._pending: collections.deque[_PendingProgram] = collections.deque()
+        self._ended: list[Event] = []  # last events of cancelled requests, not returned by `step` yet
         self._next_id = 0
 
     @property
     def has_work(self) -> bool:
-        """A request waits or runs, or events of one that ended were not handed out yet."""
-        return bool(self._ended or self._flights or self._scheduler.waiting or any(self._scheduler.rows))
+        """Whether a request waits or runs, or `step` has events to return."""
+        return bool(self._ended or self._pending or self._scheduler.waiting or any(self._scheduler.rows))
 
     @property
     def num_running(self) -> int:
-        """Rows in use."""
+        """Number of rows in use."""
         return sum(1 for _ in self._scheduler.live())
 
     @property
     def num_free_pages(self) -> int:
-        """Pages that no request holds."""
+        """Number of pages that no request holds."""
         return self._scheduler.pool.num_free
 
     def submit(self, request: Request) -> RequestId:
-        """Queue a request. Raises a `RequestError` for one that cannot be served."""
+        """Queue a request; returns its id. Raises `RequestError` for a request that cannot be served."""
         self.plan.check(request)
         identifier, self._next_id = self._next_id, self._next_id + 1
         completion = Completion(request=request, allowed_new_tokens=self.plan.allowed_new_tokens(request))
@@ -107,7 +107,7 @@ class Engine:
         return identifier
 
     def cancel(self, identifier: RequestId) -> bool:
-        """End a request where it is; the tokens so far are in its last event. False if it is not known, or over."""
+        """End a request; its last event follows. Returns false if the id is unknown or the request has ended."""
         for job in self._scheduler.waiting:
             if job.id == identifier:
                 self._scheduler.waiting.remove(job)
@@ -120,29 +120,33 @@ class Engine:
         return False
 
     def step(self, *, stream: bool = True) -> list[Event]:
-        """Do some work and say what came of it. With `stream` rows decode one round a program, otherwise many.
+        """Start programs or read the results of one; returns the events. With `stream` a program decodes one round,
+        otherwise many.
 
-        Programs are started only when the results of all earlier ones were read, so that what the host decides on is
-        true.
+        Programs are started only after the results of all earlier ones were read: the scheduler must not decide on an
+        outdated state.
         """
         if self._ended:
             events, self._ended = self._ended, []
             return events
-        if not self._flights:
+        if not self._pending:
             self._start(stream)
-        return self._land(self._flights.popleft()) if self._flights else []
+        return self._read_results(self._pending.popleft()) if self._pending else []
 
     def run(
         self, requests: Sequence[Request], *, stream: bool = False, on_tokens: OnTokens | None = None
     ) -> Iterator[tuple[int, Completion]]:
-        """Yield `(request index, completion)` as requests finish. With `stream` the host sees every round, otherwise
-        every device loop.
+        """Yield `(request index, completion)` as requests finish. With `stream` the host reads the tokens after every
+        round, otherwise after every device loop.
 
-        `on_tokens(index, ids)` gets the tokens of a request as they reach the host. A request that would pass
-        `max_seq_len` ends there with reason `length`.
+        `on_tokens(index, ids)` gets the tokens of a request as they reach the host. A request that would exceed
+        `max_seq_len` ends there with reason `length`. Raises `RequestError` for a request that cannot be served, and
+        if another run is in progress.
         """
         if self.has_work:
-            raise RequestError("engine: found a run in progress, allowed one at a time: finish or close it first")
+            raise RequestError(
+                field="engine", found="a run in progress", allowed="one run at a time: finish or close it first"
+            )
         for request in requests:
             self.plan.check(request)
         index_of = {self.submit(request): index for index, request in enumerate(requests)}
@@ -159,13 +163,15 @@ class Engine:
     def generate(
         self, requests: Sequence[Request], *, stream: bool = False, on_tokens: OnTokens | None = None
     ) -> list[Completion]:
-        """Run all requests; completions come in request order. See `run` for `stream` and `on_tokens`."""
+        """Run all requests; returns their completions in the order of the requests. Arguments as in `run`."""
         done: dict[int, Completion] = dict(self.run(requests, stream=stream, on_tokens=on_tokens))
         return [done[index] for index in range(len(requests))]
 
     def warmup(self, *, stream: bool | None = None) -> int:
-        """Compile every program that a request can need, by running each on inert rows; returns how many. `stream`
-        restricts the decode driver.
+        """Compile every program that a request can need, by running each on inert rows; returns their number.
+
+        `stream` restricts it to one driver: true to one round per call, false to the device loop. No request may wait
+        or run.
         """
         assert not self.has_work
         count, runner, plan = 0, self.runner, self.plan
@@ -194,23 +200,25 @@ class Engine:
         self,
         num_rows: int = 1,
         *,
-        num_drafts: int | None = None,
+        num_verified: int | None = None,
         num_tokens: int | None = None,
         threshold: float = 0.0,
     ) -> ProgramProbe:
-        """The device loop of this engine on rows of its own, to be timed. `num_drafts`: k if left out."""
-        drafts = self.plan.num_speculative_tokens if num_drafts is None else num_drafts
+        """A probe that times this engine's device loop on `num_rows` rows of its own.
+
+        `num_verified` is the number of drafts that each row verifies in a round, k by default.
+        """
         return ProgramProbe(
             self.runner.programs,
             self.plan,
             num_rows=num_rows,
-            num_drafts=drafts,
+            num_verified=self.plan.num_speculative_tokens if num_verified is None else num_verified,
             num_tokens=num_tokens,
             threshold=threshold,
         )
 
     def timed_stream(self, request: Request) -> tuple[Completion, list[RoundTimes]]:
-        """Run one request round by round; each round is waited for inside its call, not while its results are read."""
+        """Run one request with one call per round, waiting for each round inside its call; also returns the times."""
         with self.runner.timing_rounds() as times:
             completion = self.generate([request], stream=True)[0]
         return completion, times
@@ -220,7 +228,7 @@ class Engine:
         return min(self.options.prefill_chunks)
 
     def _start(self, stream: bool) -> None:
-        """Admit, then start prompts or a mixed step or rounds; each started program is a flight."""
+        """Admit waiting requests, then start prefill programs, a mixed step or rounds; all are added to `_pending`."""
         scheduler = self._scheduler
         for row, job in scheduler.admit():
             self.runner.admit(row, job)
@@ -228,59 +236,59 @@ class Engine:
             if any(not job.is_prefilling for _, job in scheduler.live()):
                 self._start_mixed()
                 return
-            self._start_prompts()
+            self._start_prefill()
         if any(scheduler.rows):
             self._start_rounds(stream)
 
-    def _start_prompts(self) -> None:
-        """Feed whole prompts, one row after the other: nothing decodes that would have to wait for them."""
-        for row, job in sorted(self._scheduler.live(), key=lambda item: item[1].turn):
-            for start, width in self._chunks(job.num_fed, len(job.to_feed)):
-                end = min(start + width, len(job.to_feed))
+    def _start_prefill(self) -> None:
+        """Feed whole prompts, one row after the other. Only used while no row decodes, so no row has to wait."""
+        for row, job in sorted(self._scheduler.live(), key=lambda item: item[1].admission_order):
+            for start, width in self._chunks(job.num_prefilled, len(job.prefill_ids)):
+                end = min(start + width, len(job.prefill_ids))
                 if self._reserve({row: end}):
-                    is_last = end == len(job.to_feed)
-                    ids = job.to_feed[start:end]
+                    is_last = end == len(job.prefill_ids)
+                    ids = job.prefill_ids[start:end]
                     num_pages = self.plan.page_bucket(start + width)
                     output = self.runner.prefill(row, ids, width=width, is_last=is_last, num_pages=num_pages)
-                    job.num_fed = end
+                    job.num_prefilled = end
                     self.counters.prompt_chunks += 1
                     if is_last:
-                        self._flights.append(_Flight(output=output, jobs={0: job}))
+                        self._pending.append(_PendingProgram(output=output, jobs={0: job}))
 
     def _start_mixed(self) -> None:
-        """One chunk of prompt tokens, of the rows that were admitted first, beside a round of the rows that decode."""
+        """One program: a chunk of prompt tokens, oldest requests first, and a round of the rows that decode."""
         width = self._mixed_width
-        reach = {row: self._next_reach(job) for row, job in self._scheduler.live() if not job.is_prefilling}
+        positions = {row: self._round_end(job) for row, job in self._scheduler.live() if not job.is_prefilling}
         lengths: dict[int, int] = {}
-        for row, job in sorted(self._scheduler.live(), key=lambda item: item[1].turn):
+        for row, job in sorted(self._scheduler.live(), key=lambda item: item[1].admission_order):
             if job.is_prefilling:
-                lengths[row] = min(len(job.to_feed) - job.num_fed, width - sum(lengths.values()))
-                reach[row] = job.num_fed + lengths[row]
-        kept = self._reserve(reach)
+                lengths[row] = min(len(job.prefill_ids) - job.num_prefilled, width - sum(lengths.values()))
+                positions[row] = job.num_prefilled + lengths[row]
+        running = self._reserve(positions)
         parts, last = {}, []
-        for row, job in kept.items():
+        for row, job in running.items():
             if row in lengths:
-                parts[row] = job.to_feed[job.num_fed : job.num_fed + lengths[row]]
-                job.num_fed += lengths[row]
+                parts[row] = job.prefill_ids[job.num_prefilled : job.num_prefilled + lengths[row]]
+                job.num_prefilled += lengths[row]
                 if not job.is_prefilling:
                     last.append(row)
-        if kept:
-            num_pages = self.plan.page_bucket(max(reach[row] for row in kept))
+        if running:
+            num_pages = self.plan.page_bucket(max(positions[row] for row in running))
             self.counters.mixed_steps += 1
             output = self.runner.mixed(parts, last=last, width=width, num_pages=num_pages)
-            self._flights.append(_Flight(output=output, jobs=kept))
+            self._pending.append(_PendingProgram(output=output, jobs=running))
 
     def _start_rounds(self, stream: bool) -> None:
         scheduler, rounds = self._scheduler, 1 if stream else self.options.rounds_per_call
-        kept = self._reserve({row: self._next_reach(job) for row, job in scheduler.live() if not job.is_prefilling})
-        for row, job in kept.items():
-            wanted = self._next_reach(job) + (rounds - 1) * self.plan.tokens_per_round
-            scheduler.extend(row, min(wanted, scheduler.whole_need(job)))
-        if not kept:
+        running = self._reserve({row: self._round_end(job) for row, job in scheduler.live() if not job.is_prefilling})
+        for row, job in running.items():
+            wanted = self._round_end(job) + (rounds - 1) * self.plan.tokens_per_round
+            scheduler.extend(row, min(wanted, scheduler.max_positions(job)))
+        if not running:
             return
-        self._show_pages()
-        num_tokens = self.plan.token_bucket(sum(1 + job.next_length for job in kept.values()))
-        num_pages = self.plan.page_bucket(max(map(self._next_reach, kept.values())))
+        self._send_page_table()
+        num_tokens = self.plan.token_bucket(sum(1 + job.next_length for job in running.values()))
+        num_pages = self.plan.page_bucket(max(map(self._round_end, running.values())))
         self.counters.round_calls += 1
         self.counters.packed_calls += num_tokens < self.plan.token_buckets[-1]
         if stream:
@@ -289,49 +297,49 @@ class Engine:
             output = self.runner.loop(
                 num_pages=num_pages, num_tokens=num_tokens, until_any_finishes=bool(scheduler.waiting)
             )
-        self._flights.append(_Flight(output=output, jobs=kept))
+        self._pending.append(_PendingProgram(output=output, jobs=running))
 
-    def _next_reach(self, job: Job) -> int:
-        """Positions that the job's next round writes to."""
+    def _round_end(self, job: Job) -> int:
+        """The number of positions that are in use after the job's next round: P plus the anchor and its drafts."""
         return job.committed + self.plan.tokens_per_round
 
-    def _reserve(self, reach: Mapping[int, int]) -> dict[int, Job]:
-        """Pages for the first `reach[row]` positions of rows; the jobs of the rows that still run after that.
+    def _reserve(self, positions: Mapping[int, int]) -> dict[int, Job]:
+        """Take pages for the first `positions[row]` positions of each row; returns the jobs of the rows that still run.
 
-        Rows that were admitted first are served first; rows that have to give their pages away leave the device, too.
+        Rows that were admitted first get their pages first. Preempted rows become inert on the device.
         """
-        scheduler, sent_back = self._scheduler, []
-        by_turn = sorted(reach, key=lambda row: job.turn if (job := scheduler.rows[row]) else -1)
-        for row in by_turn:
+        scheduler, preempted = self._scheduler, []
+        in_order = sorted(positions, key=lambda row: job.admission_order if (job := scheduler.rows[row]) else -1)
+        for row in in_order:
             if scheduler.rows[row] is not None:
-                sent_back += scheduler.reserve(row, reach[row])
-        if sent_back:
-            self.counters.sent_back += len(sent_back)
-            self.runner.retire(sent_back)
-        self._show_pages()
-        return {row: job for row in reach if (job := scheduler.rows[row]) is not None and row not in sent_back}
+                preempted += scheduler.reserve(row, positions[row])
+        if preempted:
+            self.counters.preempted += len(preempted)
+            self.runner.retire(preempted)
+        self._send_page_table()
+        return {row: job for row in positions if (job := scheduler.rows[row]) is not None and row not in preempted}
 
-    def _show_pages(self) -> None:
+    def _send_page_table(self) -> None:
         self.runner.set_pages({row: job.pages for row, job in self._scheduler.live()})
 
     def _chunks(self, start: int, length: int) -> Iterator[tuple[int, int]]:
-        """(start, padded width) of every chunk: the widest while it is full, then the narrowest that holds the rest."""
+        """(start, padded width) of every chunk: full ones of the largest width, then the smallest for the rest."""
         widths = sorted(self.options.prefill_chunks)
         while start < length:
             width = next((width for width in widths if width >= length - start), widths[-1])
             yield start, width
             start += width
 
-    def _land(self, flight: _Flight) -> list[Event]:
-        """Read the results of a program: record them, end what is over."""
-        host = jax.device_get(flight.output)
+    def _read_results(self, pending: _PendingProgram) -> list[Event]:
+        """Wait for the results of a program, record them, and free the rows of requests that ended."""
+        host = jax.device_get(pending.output)
         if isinstance(host, LoopOutput):
             counts, proposed, accepted = host.num_rounds, host.proposed, host.accepted
         else:
             counts = host.is_round.astype(np.int32)
             proposed, accepted = host.proposed[:, None], host.accepted[:, None]
         events = []
-        for row, job in flight.jobs.items():
+        for row, job in pending.jobs.items():
             if job.completion.finish_reason is None:
                 rounds = zip(proposed[row, : counts[row]].tolist(), accepted[row, : counts[row]].tolist(), strict=True)
                 tokens = host.tokens[row][host.tokens[row] != NO_TOKEN].tolist()
@@ -350,7 +358,7 @@ class Engine:
         if tokens and not job.first_token_at:
             job.first_token_at = now
             completion.prefill_seconds = now - job.admitted_at
-        job.num_said += len(tokens)
+        job.num_emitted += len(tokens)
         completion.output_ids += tokens
         completion.rounds += rounds
         completion.non_finite_rounds += non_finite
@@ -366,8 +374,8 @@ class Engine:
         return True
 
     def _abandon(self) -> None:
-        """Drop everything, on the device too."""
-        self._flights.clear()
+        """Drop all requests, on the host and on the device."""
+        self._pending.clear()
         self._scheduler.waiting.clear()
         live = [row for row, _ in self._scheduler.live()]
         for row in live:
@@ -378,7 +386,7 @@ class Engine:
 
 
 def plan_of(target: Target, draft: Draft | None, options: EngineOptions) -> EnginePlan:
-    """The plan for two modules, whose parameters may be shapes."""
+    """The plan for two modules. Their parameters may be abstract (`jax.ShapeDtypeStruct`)."""
     return EnginePlan.of(
         options,
         vocab_size=int(target.config.vocab_size),

@@ -1,4 +1,4 @@
-"""Many rounds in one device loop: the offline driver. Stop tokens and budgets are handled in the round itself."""
+"""The offline driver: many rounds in one loop on the device. The round itself handles stop tokens and budgets."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from dspark_jax.pipelines.speculative.step import Step
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LoopOutput:
-    """Everything that up to R rounds reported, packed per row."""
+    """What up to R rounds reported. The tokens of a row are stored without gaps between the rounds."""
 
     tokens: Int32[Array, "B N"]  # NO_TOKEN beyond num_tokens
     num_tokens: Int32[Array, "B"]
     proposed: Int32[Array, "B R"]  # one entry per round of the row, NO_TOKEN beyond num_rounds
     accepted: Int32[Array, "B R"]
     num_rounds: Int32[Array, "B"]
-    next_length: Int32[Array, "B"]  # length of the proposal for the round after these
-    non_finite: Int32[Array, "B"]
+    next_length: Int32[Array, "B"]  # length of the proposal for the next round
+    non_finite: Int32[Array, "B"]  # rounds after which the draft's states were not finite
 
 
 def decode_loop(
@@ -33,29 +33,29 @@ def decode_loop(
     max_rounds: int,
     last_position: int,
     until_any_finishes: Bool[Array, ""],
-    tokens: range | None = None,
+    token_range: range | None = None,
 ) -> tuple[RoundState, LoopOutput]:
-    """Run `step` until every row is finished, `max_rounds` are done, or a live row's next verification would pass
-    `last_position` or the last page that the row has.
+    """Run `step` until every row is finished, `max_rounds` rounds are done, or the next verification of a live row
+    would write beyond `last_position` or beyond the row's last page.
 
     With `until_any_finishes` the loop also ends when a row that was live at the start finishes, so that a waiting
-    request can take its place. With `tokens` it ends before a round whose rows have another number of tokens in all:
-    a program with a flat batch of another length is the right one for them.
+    request can take its place. With `token_range` it ends before a round whose total number of tokens, over all rows,
+    is outside the range: another program, with a flat batch of another length, runs that round.
     """
     live_at_start = ~state.rows.finished
-    num_drafts = state.rows.proposal.tokens.shape[1]
+    num_speculative_tokens = state.rows.proposal.tokens.shape[1]
     end = jnp.minimum(_end_of_pages(state), last_position + 1)
 
-    def goes_on(carry: tuple[Int32[Array, ""], Rows, LoopOutput]) -> Bool[Array, ""]:
+    def continues(carry: tuple[Int32[Array, ""], Rows, LoopOutput]) -> Bool[Array, ""]:
         rounds, rows, _ = carry
         live = ~rows.finished
-        in_reach = jnp.all(~live | (rows.committed + num_drafts < end))
-        waits = until_any_finishes & jnp.any(live_at_start & rows.finished)
-        goes_on = (rounds < max_rounds) & jnp.any(live) & in_reach & ~waits
-        if tokens is None:
-            return goes_on
-        wanted = jnp.sum(jnp.where(live, 1 + rows.proposal.length, 0))
-        return goes_on & (wanted >= tokens.start) & (wanted < tokens.stop)
+        in_reach = jnp.all(~live | (rows.committed + num_speculative_tokens < end))
+        must_return = until_any_finishes & jnp.any(live_at_start & rows.finished)
+        is_possible = (rounds < max_rounds) & jnp.any(live) & in_reach & ~must_return
+        if token_range is None:
+            return is_possible
+        num_tokens = jnp.sum(jnp.where(live, 1 + rows.proposal.length, 0))
+        return is_possible & (num_tokens >= token_range.start) & (num_tokens < token_range.stop)
 
     def body(
         carry: tuple[Int32[Array, ""], RoundState, LoopOutput],
@@ -64,8 +64,9 @@ def decode_loop(
         state, output = step(state, None)
         return rounds + 1, state, _append(done, output)
 
-    start = (jnp.zeros((), jnp.int32), state, _nothing_yet(state.rows.num_rows, max_rounds, num_drafts + 1))
-    _, state, done = jax.lax.while_loop(lambda carry: goes_on((carry[0], carry[1].rows, carry[2])), body, start)
+    empty = _empty_output(state.rows.num_rows, max_rounds, num_speculative_tokens + 1)
+    start = (jnp.zeros((), jnp.int32), state, empty)
+    _, state, done = jax.lax.while_loop(lambda carry: continues((carry[0], carry[1].rows, carry[2])), body, start)
     return state, dataclasses.replace(done, next_length=state.rows.proposal.length)
 
 
@@ -76,7 +77,7 @@ def _end_of_pages(state: RoundState) -> Int32[Array, "B"]:
     return assigned * pages.page_size
 
 
-def _nothing_yet(num_rows: int, max_rounds: int, width: int) -> LoopOutput:
+def _empty_output(num_rows: int, max_rounds: int, width: int) -> LoopOutput:
     def zeros() -> Int32[Array, "B"]:
         return jnp.zeros((num_rows,), jnp.int32)
 
@@ -93,15 +94,15 @@ def _nothing_yet(num_rows: int, max_rounds: int, width: int) -> LoopOutput:
 
 def _append(done: LoopOutput, output: RoundOutput) -> LoopOutput:
     rows = jnp.arange(output.num_tokens.shape[0], dtype=jnp.int32)
-    place = done.num_tokens[:, None] + jnp.arange(output.tokens.shape[1], dtype=jnp.int32)[None, :]
-    nowhere = done.tokens.shape[1]
-    place = jnp.where(output.tokens == NO_TOKEN, nowhere, place)
-    round_place = jnp.where(output.is_round, done.num_rounds, done.proposed.shape[1])
+    index = done.num_tokens[:, None] + jnp.arange(output.tokens.shape[1], dtype=jnp.int32)[None, :]
+    # An index beyond the end is dropped.
+    index = jnp.where(output.tokens == NO_TOKEN, done.tokens.shape[1], index)
+    round_index = jnp.where(output.is_round, done.num_rounds, done.proposed.shape[1])
     return LoopOutput(
-        tokens=done.tokens.at[rows[:, None], place].set(output.tokens, mode="drop"),
+        tokens=done.tokens.at[rows[:, None], index].set(output.tokens, mode="drop"),
         num_tokens=done.num_tokens + output.num_tokens,
-        proposed=done.proposed.at[rows, round_place].set(output.proposed, mode="drop"),
-        accepted=done.accepted.at[rows, round_place].set(output.accepted, mode="drop"),
+        proposed=done.proposed.at[rows, round_index].set(output.proposed, mode="drop"),
+        accepted=done.accepted.at[rows, round_index].set(output.accepted, mode="drop"),
         num_rounds=done.num_rounds + output.is_round.astype(jnp.int32),
         next_length=done.next_length,
         non_finite=done.non_finite + output.non_finite.astype(jnp.int32),

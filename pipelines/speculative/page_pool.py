@@ -1,4 +1,4 @@
-"""Which pages are in use, and by how many. Host-side bookkeeping for both caches, which use the same page ids."""
+"""Reference counts of the cache pages, kept on the host. Target and draft cache share the page ids."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 class PagePool:
-    """Hands out page ids and counts their holders; a page without a holder is free."""
+    """Gives out page ids and counts the holders of each page; a page without a holder is free."""
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
@@ -15,15 +15,15 @@ class PagePool:
 
     @property
     def num_free(self) -> int:
-        """Pages that nobody holds."""
+        """Number of free pages."""
         return len(self._free)
 
     def holders(self, page: int) -> int:
-        """How many hold `page`."""
+        """Number of holders of `page`."""
         return self._holders[page]
 
     def take(self, count: int) -> list[int]:
-        """`count` free pages, now held once each. Takes none and raises a `ValueError` if there are too few."""
+        """Take `count` free pages; each has one holder then. Raises `ValueError` if fewer are free."""
         if count > len(self._free):
             raise ValueError(f"found {len(self._free)} free pages, asked for {count}")
         pages = [self._free.pop() for _ in range(count)]
@@ -32,13 +32,13 @@ class PagePool:
         return pages
 
     def share(self, pages: Sequence[int]) -> None:
-        """One more holder of each of `pages`, which must be held already."""
+        """Add a holder to each of `pages`. Raises `ValueError` for a free page."""
         self._check_held(pages)
         for page in pages:
             self._holders[page] += 1
 
     def release(self, pages: Sequence[int]) -> None:
-        """One holder less of each of `pages`; those without a holder are free again."""
+        """Remove a holder from each of `pages`; a page without holders is free. Raises `ValueError` for a free page."""
         self._check_held(pages)
         for page in reversed(pages):
             self._holders[page] -= 1
@@ -47,4 +47,4 @@ class PagePool:
 
     def _check_held(self, pages: Sequence[int]) -> None:
         if len(set(pages)) != len(pages) or any(not self._holders[page] for page in pages):
-            raise ValueError(f"pages {list(pages)}: each must be held, and named once")
+            raise ValueError(f"found pages {list(pages)}, allowed pages in use, each once")

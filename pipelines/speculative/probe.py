@@ -1,4 +1,4 @@
-"""The programs of an engine, run alone: what a benchmark times. Costs depend on shapes, so rows need no prompts."""
+"""Times the compiled programs of an engine alone. Their cost depends on shapes only, so the rows need no prompts."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ from dspark_jax.pipelines.speculative.programs import Programs
 from dspark_jax.pipelines.speculative.sizes import EnginePlan
 from dspark_jax.pipelines.speculative.state import RoundState, empty_rows
 
-_NO_END = 1 << 20  # a budget that no probe uses up
+_NO_END = 1 << 20  # a budget in tokens that no probe reaches
 
 
 class RoundTimes(NamedTuple):
-    """Readings of `time.perf_counter` around one call of a compiled round."""
+    """`time.perf_counter` before one call of a compiled round, and when its results were ready."""
 
     entered: float
-    ready: float  # all results are there
+    ready: float
 
 
 class ProgramProbe:
-    """Runs the device loop of an engine on live rows that never end, over caches of its own that hold zeros.
+    """Runs an engine's device loop on rows that never finish, over its own caches filled with zeros.
 
-    `num_drafts`: what each row verifies in a round. With the programs of an engine without a draft, a round verifies so
-    many stale drafts and proposes none: it is the round without drafting. `num_tokens`: flat batch, see `StepConfig`.
+    `num_verified` is the number of drafts that each row verifies in a round. With the programs of an engine without a
+    draft model, a round verifies that many arbitrary tokens and drafts nothing; this times verification alone.
+    `num_tokens` is the length of the flat batch, see `StepConfig`.
     """
 
     def __init__(
@@ -38,19 +39,19 @@ class ProgramProbe:
         plan: EnginePlan,
         *,
         num_rows: int,
-        num_drafts: int,
+        num_verified: int,
         num_tokens: int | None,
         threshold: float,
     ) -> None:
         self.proposed = np.zeros((num_rows, 0), np.int32)  # drafts verified in each round of the last call, [B, R]
-        self._programs, self._num_drafts, self._num_tokens = programs, num_drafts, num_tokens
+        self._programs, self._num_verified, self._num_tokens = programs, num_verified, num_tokens
         per_row = plan.page_buckets[-1]
         num_pages = num_rows * per_row
         rows = empty_rows(
             num_rows=num_rows,
             pages_per_row=per_row,
             num_pages=num_pages,
-            num_speculative_tokens=num_drafts,
+            num_speculative_tokens=num_verified,
             num_stop_ids=plan.options.max_stop_ids,
         )
         table = np.arange(num_pages, dtype=np.int32).reshape(num_rows, per_row)
@@ -65,16 +66,16 @@ class ProgramProbe:
         )
 
     def run_rounds(self, num_pages: int) -> tuple[float, int]:
-        """Wall seconds of one call that reads `num_pages` pages of each row, and the rounds that it ran."""
+        """Wall seconds of one call that reads `num_pages` pages of each row, and the number of rounds it ran."""
         return self._call(num_pages, live=True)
 
     def run_empty(self, num_pages: int) -> float:
-        """Wall seconds of the same call when every row is finished: flattening, dispatch, donation, return."""
+        """Wall seconds of a call that runs no round, because every row is finished: the overhead of a call."""
         return self._call(num_pages, live=False)[0]
 
     def run_packed(self, num_pages: int, rounds: int) -> float:
-        """Wall seconds of `rounds` calls of the one-round program, every one with a flat batch of `num_tokens`; drafts
-        that find no place in it are not verified.
+        """Wall seconds of `rounds` calls of the one-round program with a flat batch of `num_tokens`. Drafts that do not
+        fit into it are not verified.
         """
         state = self._ready(num_pages, live=True)
         started = time.perf_counter()
@@ -88,15 +89,17 @@ class ProgramProbe:
     def _call(self, num_pages: int, *, live: bool) -> tuple[float, int]:
         state = self._ready(num_pages, live=live)
         started = time.perf_counter()
-        tokens = None if self._num_tokens is None else range(self._num_tokens + 1)
-        self._state, output = self._programs.loop(state, num_pages=num_pages, tokens=tokens, until_any_finishes=False)
+        token_range = None if self._num_tokens is None else range(self._num_tokens + 1)
+        self._state, output = self._programs.loop(
+            state, num_pages=num_pages, token_range=token_range, until_any_finishes=False
+        )
         jax.block_until_ready((self._state, output))
         seconds = time.perf_counter() - started
         self.proposed = np.asarray(output.proposed)
         return seconds, int(output.num_rounds[0])
 
     def _ready(self, num_pages: int, *, live: bool) -> RoundState:
-        """The state before a call: rows at a quarter of what is read, all drafts offered, nothing pending."""
+        """The state before a call, waited for: a quarter of the positions is committed, and every draft is offered."""
         rows = self._state.rows
         num_rows, start = rows.num_rows, num_pages * self._programs.page_size // 4
 
@@ -107,7 +110,7 @@ class ProgramProbe:
             rows,
             committed=full(start),
             remaining=full(_NO_END),
-            proposal=rows.proposal._replace(length=full(self._num_drafts)),
+            proposal=rows.proposal._replace(length=full(self._num_verified)),
             finished=jnp.full((num_rows,), not live),
         )
         state: RoundState = jax.block_until_ready(dataclasses.replace(self._state, rows=rows))

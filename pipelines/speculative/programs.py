@@ -1,8 +1,8 @@
 """The compiled programs of one (target, draft) pair: prompt chunk, mixed step, one round, many rounds.
 
-Each is one XLA executable over a donated state. The modules' arrays go in as flat leaves with the graph definition
-closed over: the cheapest dispatch there is (`docs/performance.md`). What is compiled is bounded: one program per kind,
-page bucket, token bucket and chunk bucket.
+Each is one XLA executable over a donated state. The modules' arrays are passed as flat leaves and the graph definition
+is closed over, because that is the cheapest dispatch (`benchmarks/dispatch.py`). The number of programs is bounded: one
+per kind, page bucket, token bucket and chunk bucket.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from dspark_jax.pipelines.speculative.step import Step, StepConfig, speculative_
 
 
 class Programs:
-    """Jitted entry points. `state` arguments are donated: use the returned state, the old one is gone.
+    """The jitted entry points. They donate `state`: only the returned state may be used afterwards.
 
-    `num_pages`: pages of each row that are read. `num_tokens`: length of the flat batch, see `StepConfig`.
+    `num_pages` is the number of pages that attention reads of each row. `num_tokens` is the length of the flat batch,
+    see `StepConfig`.
     """
 
     def __init__(
@@ -37,7 +38,7 @@ class Programs:
         self._leaves = tuple(leaves)
         sizes = ("num_pages", "num_tokens")
         self._round = jax.jit(self._round_program, donate_argnums=1, static_argnames=sizes)
-        self._loop = jax.jit(self._loop_program, donate_argnums=1, static_argnames=("num_pages", "tokens"))
+        self._loop = jax.jit(self._loop_program, donate_argnums=1, static_argnames=("num_pages", "token_range"))
         self._mixed = jax.jit(self._mixed_program, donate_argnums=1, static_argnames=("num_pages",))
         self._prefill = jax.jit(self._prefill_program, donate_argnums=1, static_argnames=("num_pages",))
         self._admit = jax.jit(with_row)
@@ -50,13 +51,15 @@ class Programs:
         return self._round(self._leaves, state, num_pages=num_pages, num_tokens=num_tokens)
 
     def loop(
-        self, state: RoundState, *, num_pages: int, tokens: range | None = None, until_any_finishes: bool
+        self, state: RoundState, *, num_pages: int, token_range: range | None = None, until_any_finishes: bool
     ) -> tuple[RoundState, LoopOutput]:
-        """Up to `max_rounds` rounds on the device, while their rows have so many `tokens` in all: the flat batch has
-        room for the last number of the range.
+        """Up to `max_rounds` rounds on the device.
+
+        A round runs only if the total number of tokens of its rows is in `token_range`. The largest number of the range
+        is the length of the flat batch; `None` means any number, and room for every draft.
         """
         until = jnp.asarray(until_any_finishes)
-        return self._loop(self._leaves, state, until, num_pages=num_pages, tokens=tokens)
+        return self._loop(self._leaves, state, until, num_pages=num_pages, token_range=token_range)
 
     def mixed(self, state: RoundState, chunk: PromptChunk, *, num_pages: int) -> tuple[RoundState, RoundOutput]:
         """Prompt tokens of some rows and one round of the others."""
@@ -70,12 +73,12 @@ class Programs:
         return self._prefill(self._leaves, state, tokens, *scalars, num_pages=num_pages)
 
     def admit(self, state: RoundState, row: int, fresh: Rows) -> RoundState:
-        """Give a row to a new request: `fresh`, rows with B = 1. Nothing of its former use is left."""
+        """Replace row `row` by `fresh`, rows with B = 1, for a new request. Nothing of the former request is kept."""
         rows: Rows = self._admit(state.rows, jnp.asarray(row, jnp.int32), fresh)
         return dataclasses.replace(state, rows=rows)
 
     def retire(self, state: RoundState, retired: Bool[Array, "B"]) -> RoundState:
-        """Make rows inert."""
+        """Make the rows inert for which `retired` is true."""
         rows = dataclasses.replace(state.rows, finished=self._retire(state.rows.finished, retired))
         return dataclasses.replace(state, rows=rows)
 
@@ -85,7 +88,7 @@ class Programs:
 
     def lower_loop(self, state: RoundState, *, num_pages: int) -> Any:
         """The lowered device loop, for inspection."""
-        return self._loop.lower(self._leaves, state, jnp.asarray(False), num_pages=num_pages, tokens=None)
+        return self._loop.lower(self._leaves, state, jnp.asarray(False), num_pages=num_pages, token_range=None)
 
     def _step(self, leaves: tuple[Array, ...], num_pages: int, num_tokens: int | None = None) -> Step:
         target, draft = nnx.merge(self._graphdef, jax.tree.unflatten(self._treedef, leaves))
@@ -106,15 +109,15 @@ class Programs:
         until_any_finishes: Bool[Array, ""],
         *,
         num_pages: int,
-        tokens: range | None,
+        token_range: range | None,
     ) -> tuple[RoundState, LoopOutput]:
         return decode_loop(
-            self._step(leaves, num_pages, None if tokens is None else tokens[-1]),
+            self._step(leaves, num_pages, None if token_range is None else token_range[-1]),
             state,
             max_rounds=self.max_rounds,
             last_position=num_pages * self.page_size - 1,
             until_any_finishes=until_any_finishes,
-            tokens=tokens,
+            token_range=token_range,
         )
 
     def _mixed_program(
@@ -133,7 +136,7 @@ class Programs:
         *,
         num_pages: int,
     ) -> tuple[RoundState, RoundOutput]:
-        """The step on a one-row view of the state, so that a prompt costs the same whatever the batch size."""
+        """The step on one row of the state, so that the cost of a prompt does not depend on the batch size."""
         view = dataclasses.replace(state, rows=row_of(state.rows, row))
         chunk = PromptChunk(tokens=tokens, lengths=length[None], is_prompt=jnp.ones((1,), bool), is_last=is_last[None])
         view, output = self._step(leaves, num_pages)(view, chunk)

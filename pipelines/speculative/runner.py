@@ -1,4 +1,4 @@
-"""The device's side of an engine: the donated state, and calls that turn host numbers into arrays."""
+"""The device side of an engine: holds the donated state and starts programs, with host values as arrays."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from dspark_jax.pipelines.speculative.state import (
 
 
 class Runner:
-    """Runs the programs of one pair on one state. Nothing here waits for the device."""
+    """Runs the programs of one pair on one state. Calls return before the device is done, except where they say so."""
 
     def __init__(self, target: Target, draft: Draft | None, plan: EnginePlan) -> None:
         self.plan = plan
@@ -44,10 +44,10 @@ class Runner:
         )
         self._state: RoundState | None = self._empty_state()
         self._times: list[RoundTimes] | None = None
-        self._table: np.ndarray | None = None  # what the device knows of the rows' pages
+        self._table: np.ndarray | None = None  # the page table on the device; None if not known
 
     def admit(self, row: int, job: Job) -> None:
-        """Make the row that of `job`: empty, live, without pages."""
+        """Make the row live for `job`, with nothing stored and without pages."""
         self._table = None
         self._state = self.programs.admit(self._donated(), row, self._fresh(job))
 
@@ -58,7 +58,7 @@ class Runner:
         self._state = self.programs.retire(self._donated(), jnp.asarray(retired))
 
     def set_pages(self, pages: Mapping[int, Sequence[int]]) -> None:
-        """Which pages each row owns; rows that are not named own none."""
+        """Set the page table: row -> its pages. Rows that are not named get none."""
         table = np.full((self.plan.options.batch_size, self.plan.pages_per_row), self.plan.num_pages, np.int32)
         for row, owned in pages.items():
             table[row, : len(owned)] = owned
@@ -80,9 +80,9 @@ class Runner:
     def mixed(
         self, parts: Mapping[int, Sequence[int]], *, last: Sequence[int], width: int, num_pages: int
     ) -> RoundOutput:
-        """Feed prompt tokens to the rows of `parts`, `width` or less in all, while the others decode.
+        """Feed the prompt tokens `parts` (row -> ids), at most `width` in all, while the other rows decode one round.
 
-        The prompts of the rows in `last` end here.
+        `last` are the rows whose prompt ends with this chunk.
         """
         rows = self.plan.options.batch_size
         tokens, lengths = np.zeros((width,), np.int32), np.zeros((rows,), np.int32)
@@ -113,7 +113,7 @@ class Runner:
 
     @contextlib.contextmanager
     def timing_rounds(self) -> Iterator[list[RoundTimes]]:
-        """Inside, every round is waited for where it is started, and its times are put on the list."""
+        """While the context is open, `round` waits for its results and appends its times to the list."""
         times: list[RoundTimes] = []
         self._times = times
         try:
@@ -126,23 +126,23 @@ class Runner:
         self._state, output = self.programs.loop(
             self._donated(),
             num_pages=num_pages,
-            tokens=self.plan.tokens_of_bucket(num_tokens),
+            token_range=self.plan.tokens_of_bucket(num_tokens),
             until_any_finishes=until_any_finishes,
         )
         return output
 
     @property
     def num_cache_bytes(self) -> int:
-        """Bytes of both models' pools."""
+        """Bytes of the pages of both caches."""
         assert self._state is not None
         return sum(pool.nbytes for pool in jax.tree.leaves((self._state.target_pages, self._state.draft_pages)))
 
     def wait(self) -> None:
-        """Until the device has done everything that it was given."""
+        """Wait until the device has finished all started programs."""
         jax.block_until_ready(self._state)
 
     def _bucket(self, num_tokens: int) -> int | None:
-        """A full round is not packed."""
+        """`StepConfig.num_tokens`: `None` for the longest bucket, where no packing is needed."""
         return None if num_tokens >= self.plan.token_buckets[-1] else num_tokens
 
     def _fresh(self, job: Job) -> Rows:
@@ -175,8 +175,8 @@ class Runner:
         )
 
     def _donated(self) -> RoundState:
-        """The state, to be donated. A call that failed took it along: then the caches start anew, as all rows were
-        dropped with it.
+        """The state, to be donated to a program. If the last program failed, its donated state is lost: then the state
+        starts empty.
         """
         if self._state is None:
             self._state = self._empty_state()

@@ -1,4 +1,4 @@
-"""What an engine is sized for, and what follows from it: computed once, known before any weights are."""
+"""The sizes of an engine, and what follows from them. All are known before any weights are read."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from dspark_jax.pipelines.speculative.generation import Generation, Request
 from dspark_jax.speculators_common.errors import RequestError
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig
 
-_SMALLEST_BUCKET = 256  # positions: attention reads whole buckets, compiling one takes seconds
-_PACKED_SHARES = (0.6,)  # of all drafts that the rows can have: what a packed verification has places for
+_SMALLEST_BUCKET = 256  # positions; every bucket costs seconds of compilation
+_PACKED_SHARES = (0.6,)  # packed flat batches hold this share of all drafts that the rows can have
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """Sizes that are fixed when the engine is built. `max_seq_len` bounds prompt and output together."""
+    """Sizes that are fixed when the engine is built."""
 
-    num_speculative_tokens: int | None = None  # k; None = all that the draft's block gives
-    max_seq_len: int = 2048
+    num_speculative_tokens: int | None = None  # k; None = D, all that the draft's block gives
+    max_seq_len: int = 2048  # tokens of prompt and output together
     batch_size: int = 1  # rows that decode together
-    num_pages: int | None = None  # pool size; None = enough for batch_size rows of max_seq_len
-    page_size: int = 64
-    prefill_chunks: tuple[int, ...] = (64, 256)
+    num_pages: int | None = None  # of the pool; None = enough for batch_size rows of max_seq_len
+    page_size: int = 64  # positions per page
+    prefill_chunks: tuple[int, ...] = (64, 256)  # widths in tokens that prompt chunks are padded to
     rounds_per_call: int = 32  # rounds of one device loop
-    max_stop_ids: int = 8
+    max_stop_ids: int = 8  # per request
 
 
 def drafts_per_round(draft: DraftConfig | None, asked: int | None) -> int:
-    """k: the number asked for, or all that the draft's block gives; 0 without a draft.
+    """k: `asked`, or D, all that the draft's block gives, if that is `None`; 0 without a draft.
 
-    Raises a `RequestError` unless `1 <= asked <= D`.
+    Raises `RequestError` unless `1 <= asked <= D`.
     """
     if draft is None:
         return 0
@@ -49,12 +49,12 @@ def drafts_per_round(draft: DraftConfig | None, asked: int | None) -> int:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EnginePlan:
-    """The sizes of one engine for one pair, and what its requests may ask."""
+    """The sizes of one engine for one pair, and the limits of its requests."""
 
     options: EngineOptions
     num_speculative_tokens: int  # k; 0 without a draft
     vocab_size: int  # V
-    is_cut_by_confidence: bool  # proposals can be shorter than k
+    is_cut_by_confidence: bool  # a confidence head can make proposals shorter than k
     target_params: KVParams
     draft_params: KVParams | None
 
@@ -68,8 +68,8 @@ class EnginePlan:
         draft: DraftConfig | None = None,
         draft_params: KVParams | None = None,
     ) -> EnginePlan:
-        """The plan for a target of `vocab_size` ids, alone or with a draft. Raises a `RequestError` for a k that the
-        draft does not have.
+        """The plan for a target of `vocab_size` ids, alone or with a draft. Raises `RequestError` if k is more than the
+        draft's block gives.
         """
         return cls(
             options=options,
@@ -87,7 +87,7 @@ class EnginePlan:
 
     @property
     def pages_per_row(self) -> int:
-        """Pages of the longest row: `max_seq_len` tokens and one round beyond them."""
+        """Pages of a row of `max_seq_len` tokens, with one round beyond them."""
         return self.pages_of(self.options.max_seq_len + self.tokens_per_round)
 
     @property
@@ -99,16 +99,16 @@ class EnginePlan:
     def kv_bytes(self) -> int:
         """Bytes of both caches."""
         params = (self.target_params, self.draft_params)
-        return self.num_pages * sum(one.bytes_per_page() for one in params if one is not None)
+        return self.num_pages * sum(param.bytes_per_page() for param in params if param is not None)
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest sequence, prompt and output together: the pool has to hold a round in flight, too."""
+        """Tokens of the longest sequence, prompt and output together. The pool must hold one round beyond them."""
         return min(self.options.max_seq_len, self.num_pages * self.options.page_size - self.tokens_per_round)
 
     @property
     def page_buckets(self) -> tuple[int, ...]:
-        """Page counts that programs are compiled for: doubling, up to a whole row."""
+        """The page counts that programs are compiled for: each twice the one before, up to `pages_per_row`."""
         smallest = max(1, self.pages_of(_SMALLEST_BUCKET))
         sizes = [min(smallest, self.pages_per_row)]
         while sizes[-1] < self.pages_per_row:
@@ -117,29 +117,29 @@ class EnginePlan:
 
     @property
     def token_buckets(self) -> tuple[int, ...]:
-        """Flat batch lengths that a round is compiled for, ascending; the last one has room for every draft.
+        """The flat batch lengths that a round is compiled for, ascending. The last one has room for every draft.
 
-        One row always has room: its round is not what packing could make cheaper.
+        At batch 1, or if proposals are never shorter than k, there is one length: packing would save nothing.
         """
         rows, drafts = self.options.batch_size, self.num_speculative_tokens
         shares = _PACKED_SHARES if rows > 1 and drafts and self.is_cut_by_confidence else ()
         return tuple(sorted({rows + math.ceil(rows * drafts * share) for share in (*shares, 1.0)}))
 
     def pages_of(self, positions: int) -> int:
-        """Pages that hold so many positions."""
+        """Number of pages that hold `positions` positions."""
         return -(-positions // self.options.page_size)
 
     def page_bucket(self, positions: int) -> int:
-        """Pages that a program reads so that `positions` of every row are in reach."""
+        """The smallest page bucket with room for `positions` positions."""
         pages = self.pages_of(positions)
         return next((bucket for bucket in self.page_buckets if bucket >= pages), self.pages_per_row)
 
     def token_bucket(self, tokens: int) -> int:
-        """The smallest flat batch that holds `tokens`."""
+        """The smallest token bucket with room for `tokens` tokens."""
         return next(bucket for bucket in self.token_buckets if bucket >= tokens)
 
     def tokens_of_bucket(self, bucket: int) -> range | None:
-        """Numbers of tokens for which `bucket` is the right flat batch; `None` where there is no other."""
+        """The numbers of tokens whose `token_bucket` is `bucket`; `None` if there is only one bucket."""
         buckets = self.token_buckets
         if len(buckets) == 1:
             return None
@@ -147,24 +147,27 @@ class EnginePlan:
         return range(smaller[-1] + 1 if smaller else 0, bucket + 1)
 
     def allowed_new_tokens(self, request: Request) -> int:
-        """Tokens that the request can get: what it asks for, or what is left of the longest sequence."""
+        """The request's budget, or what its prompt leaves of the longest sequence if that is less."""
         return min(request.generation.max_new_tokens, self.longest - len(request.prompt_ids))
 
     def check_generation(self, generation: Generation) -> None:
-        """Raise a `RequestError` for what no prompt could be continued with."""
+        """Raise `RequestError` for options that are out of range, whatever the prompt."""
         stops, threshold = generation.stop_ids or (), generation.confidence_threshold
         ids, most = f"ids 0..{self.vocab_size - 1}", self.options.max_stop_ids
         if generation.max_new_tokens < 1:
             raise RequestError(field="max_new_tokens", found=generation.max_new_tokens, allowed="1 or more")
         if len(stops) > most:
-            raise RequestError(f"found {len(stops)} ids, allowed at most {most}", field="stop_ids", allowed=most)
+            allowed = f"at most {most}"
+            raise RequestError(
+                f"found {len(stops)} ids, allowed {allowed}", field="stop_ids", found=stops, allowed=allowed
+            )
         if any(not 0 <= token < self.vocab_size for token in stops):
             raise RequestError(field="stop_ids", found=stops, allowed=ids)
         if not 0 <= threshold <= 1:
             raise RequestError(field="confidence_threshold", found=threshold, allowed="0..1")
 
     def check(self, request: Request) -> None:
-        """Raise a `RequestError` for a request that cannot be served."""
+        """Raise `RequestError` for a request that cannot be served."""
         self.check_generation(request.generation)
         length = len(request.prompt_ids)
         outside = [token for token in request.prompt_ids if not 0 <= token < self.vocab_size]
@@ -175,4 +178,4 @@ class EnginePlan:
         ]
         for is_fault, found, allowed in faults:
             if is_fault:
-                raise RequestError(f"found {found}, allowed {allowed}", field="prompt", allowed=allowed)
+                raise RequestError(f"found {found}, allowed {allowed}", field="prompt", found=found, allowed=allowed)

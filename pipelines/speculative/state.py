@@ -1,4 +1,4 @@
-"""What changes between two rounds, and what a round reports. One donated pytree in, one out."""
+"""The state that a round takes and returns as one donated pytree, and what a round reports."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ NO_TOKEN = -1
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rows:
-    """Everything that a batch knows of its rows. Every leaf leads with B: to slice, admit or reset a row nobody needs
-    to know the fields (`row_of`, `with_row`).
+    """All per-row state of a batch.
+
+    B is the first axis of every leaf, so that `row_of` and `with_row` read and replace a row without naming the fields.
     """
 
-    page_table: Int32[Array, "B P"]  # page ids; the number of pages = unassigned
+    page_table: Int32[Array, "B P"]  # page ids; num_pages where no page is assigned
     committed: Int32[Array, "B"]  # P: positions 0..P-1 are final, their K/V and draft context are stored
     anchor: Int32[Array, "B"]  # newest token, at position P, not yet through the target
     proposal: Proposal  # drafts for P+1..P+k, and how many of them the next round verifies
     remaining: Int32[Array, "B"]  # tokens that the row may still emit
     finished: Bool[Array, "B"]  # stopped, out of budget, or unused: the row is inert
     stop_ids: Int32[Array, "B n"]  # NO_TOKEN where unused
-    confidence_threshold: Float[Array, "B"]  # 0 = as the draft decides: every draft, or by thresholds stored with it
+    confidence_threshold: Float[Array, "B"]  # 0 = the draft decides: all drafts, or its own stored thresholds
 
     @property
     def num_rows(self) -> int:
@@ -39,7 +40,7 @@ class Rows:
 def empty_rows(
     *, num_rows: int, pages_per_row: int, num_pages: int, num_speculative_tokens: int, num_stop_ids: int
 ) -> Rows:
-    """Unused rows, each leaf a buffer of its own, as donation demands."""
+    """Unused rows. Each leaf is a separate buffer, which donation needs."""
 
     def zeros(*shape: int) -> Int32[Array, "..."]:
         return jnp.zeros(shape, jnp.int32)
@@ -63,7 +64,7 @@ def row_of(rows: Rows, row: Int32[Array, ""]) -> Rows:
 
 
 def with_row(rows: Rows, row: Int32[Array, ""], one: Rows) -> Rows:
-    """`rows` with `one`, rows with B = 1, in the place of a row. Nothing of its former use is left."""
+    """`rows` with row `row` replaced by `one`, rows with B = 1."""
     merged: Rows = jax.tree.map(lambda leaf, new: jax.lax.dynamic_update_slice_in_dim(leaf, new, row, 0), rows, one)
     return merged
 
@@ -73,8 +74,7 @@ def with_row(rows: Rows, row: Int32[Array, ""], one: Rows) -> Rows:
 class RoundState:
     """A batch between two rounds.
 
-    Both caches use one page table: position `s` of a row has the same page and slot in the target's pools and in the
-    draft's.
+    Both caches use the same page table: position `s` of a row has the same page id and offset in both.
     """
 
     target_pages: KVPages
@@ -91,7 +91,7 @@ def empty_state(
     num_speculative_tokens: int,
     num_stop_ids: int,
 ) -> RoundState:
-    """A batch of unused rows over these pools."""
+    """A batch of unused rows over these pages."""
     rows = empty_rows(
         num_rows=num_rows,
         pages_per_row=pages_per_row,
@@ -105,26 +105,26 @@ def empty_state(
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RoundOutput:
-    """What one round did, per row."""
+    """What one round did, per row. Prompt chunks report here too, with `is_round` false."""
 
     tokens: Int32[Array, "B verified"]  # 1 + k: emitted tokens, NO_TOKEN beyond num_tokens
     num_tokens: Int32[Array, "B"]  # after the cut at the first stop token and at the budget
-    is_round: Bool[Array, "B"]  # a verification happened: prompt chunks and inert rows count in no statistic
-    proposed: Int32[Array, "B"]  # drafts verified; cut at an accepted stop token, not at the budget
-    accepted: Int32[Array, "B"]  # drafts accepted; same cuts
+    is_round: Bool[Array, "B"]  # the row verified; false for prompt chunks and inert rows
+    proposed: Int32[Array, "B"]  # drafts verified, up to an accepted stop token; not cut at the budget
+    accepted: Int32[Array, "B"]  # drafts accepted, cut likewise
     next_length: Int32[Array, "B"]  # length of the proposal for the next round
-    non_finite: Bool[Array, "B"]  # the draft's states overflowed: nothing was proposed for the next round
+    non_finite: Bool[Array, "B"]  # the draft's states were not finite: nothing was proposed for the next round
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PromptChunk:
-    """The next prompt tokens of some rows, one row's after the other's; the other rows of the batch decode as usual.
+    """The next prompt tokens of some rows, concatenated in the order of the rows; the other rows decode.
 
-    `lengths[b] = 0` and `is_prompt[b]` leaves row b inert in this step.
+    A row with `is_prompt[b]` and `lengths[b] = 0` is inert in this step.
     """
 
     tokens: Int32[Array, "C"]
-    lengths: Int32[Array, "B"]  # they add up to at most C
+    lengths: Int32[Array, "B"]  # tokens of each row, at most C in all
     is_prompt: Bool[Array, "B"]
     is_last: Bool[Array, "B"]  # the prompt ends with this chunk: the row emits its first token

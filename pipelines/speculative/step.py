@@ -1,13 +1,12 @@
 """One round as a pure function: verify, decide, commit, context K/V, draft block, Markov chain, confidence cut.
 
-`speculative_step(target, draft, config)` closes over the modules and returns `(state, chunk) -> (state, output)`. Trace
-it inside your own jitted function: nothing here leaves the device. Without a draft the same function is plain decoding.
-With a `PromptChunk` some rows take prompt tokens instead of a verification; a prompt row commits its tokens and, at the
-prompt's end, drafts its first block in the same step.
+`speculative_step(target, draft, config)` closes over the modules and returns `(state, chunk) -> (state, output)`. It
+can be traced inside any jitted function, because it needs no host. Without a draft it is plain decoding. With a
+`PromptChunk` some rows take prompt tokens instead of verifying drafts: such a row commits its tokens and, at the end of
+its prompt, drafts its first block in the same step.
 
-The target sees the tokens of all rows in one flat axis. Its length, `StepConfig.num_tokens`, is static: with fewer
-places than all rows and all drafts need, rows are packed, and drafts that find no place are not verified in this round.
-That costs acceptance, never text: a shorter proposal is a proposal.
+The target sees the tokens of all rows in one flat axis of static length, `StepConfig.num_tokens`. If that is less than
+all anchors and drafts need, proposals are shortened until they fit. This can lower tau but never changes the text.
 """
 
 from __future__ import annotations
@@ -34,15 +33,15 @@ Step = Callable[[RoundState, PromptChunk | None], tuple[RoundState, RoundOutput]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepConfig:
-    """Static choices of a round; each is part of the compiled program's identity."""
+    """Static settings of a round. A program is compiled for each combination of values."""
 
-    num_speculative_tokens: int  # k: drafts asked for per round; the draft always runs its trained width
-    num_pages: int  # page-table columns that attention reads: positions below num_pages * page_size
-    num_tokens: int | None = None  # places of the flat batch; None: one for every token that the rows can have
+    num_speculative_tokens: int  # k: drafts per round
+    num_pages: int  # pages that attention reads of each row: positions below num_pages * page_size
+    num_tokens: int | None = None  # length of the flat batch; None = room for every token that the rows can have
 
 
 def speculative_step(target: Target, draft: Draft | None, config: StepConfig) -> Step:
-    """The round for this pair. A draft of `None` gives plain greedy decoding."""
+    """The function of one round for this pair. With `draft` `None` it is plain greedy decoding."""
 
     def step(state: RoundState, chunk: PromptChunk | None = None) -> tuple[RoundState, RoundOutput]:
         work = _work(state.rows, chunk, config)
@@ -65,10 +64,10 @@ def speculative_step(target: Target, draft: Draft | None, config: StepConfig) ->
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Work:
-    """What the rows do in this step."""
+    """The tokens that the rows run in this step."""
 
-    batch: RaggedBatch  # `[anchor, drafts]` of decode rows and prompt tokens of prompt rows, from position P on
-    proposal: Proposal  # what is verified: of length 0 for rows that verify nothing
+    batch: RaggedBatch  # `[anchor, drafts]` of decode rows, prompt tokens of prompt rows, at P and after
+    proposal: Proposal  # the drafts to verify; length 0 for rows that verify none
     is_prompt: Bool[Array, "B"]
     is_last: Bool[Array, "B"]  # the row's prompt ends in this step
     prompt_lengths: Int32[Array, "B"]  # 0 for decode rows
@@ -99,8 +98,8 @@ def _work(rows: Rows, chunk: PromptChunk | None, config: StepConfig) -> _Work:
 
 
 def _num_tokens(rows: Rows, chunk: PromptChunk | None) -> int:
-    """Tokens that the rows can have in all: every row decodes, and a chunk is full beside them. A lone row takes its
-    prompt or decodes.
+    """The most tokens that the rows can have: anchor and drafts of every row, and a full chunk. A single row either
+    decodes or takes prompt tokens.
     """
     decoding = rows.num_rows * (1 + rows.proposal.tokens.shape[1])
     if chunk is None:
@@ -110,7 +109,7 @@ def _num_tokens(rows: Rows, chunk: PromptChunk | None) -> int:
 
 
 def _fitted(offered: Int32[Array, "B"], num_slots: int, free: Int32[Array, ""]) -> Int32[Array, "B"]:
-    """Proposals cut so that `free` drafts are left in all: the first drafts of all rows go before any second one."""
+    """Proposal lengths, cut to `free` drafts in all. The first drafts of all rows come before any second draft."""
     slots = jnp.arange(num_slots, dtype=jnp.int32)[:, None]
     is_offered = slots < offered[None, :]
     rank = jnp.cumsum(is_offered.reshape(-1).astype(jnp.int32)).reshape(is_offered.shape)
@@ -149,7 +148,7 @@ def _rectangle(rows: Rows, tokens: Int32[Array, "B L"], lengths: Int32[Array, "B
 def _verify(
     target: Target, draft: Draft | None, state: RoundState, work: _Work, config: StepConfig
 ) -> tuple[VerifyLogits, Float[Array, "T mH"], KVPages]:
-    """The target's logits after each verify row (after the last prompt token for prompt rows), its taps, its pages."""
+    """Run the target: its logits per row (of prompt rows only after the last prompt token), its taps and its pages."""
     rows, batch = state.rows, work.batch
     cache = KVCache(pages=state.target_pages, page_table=rows.page_table[:, : config.num_pages], lengths=rows.committed)
     hidden, taps, cache = tapped_forward(target, batch, cache, () if draft is None else draft.config.taps)
@@ -163,7 +162,7 @@ def _verify(
 
 
 def _commit(rows: Rows, work: _Work, verdict: Verdict) -> tuple[Rows, RoundOutput, Int32[Array, "B"]]:
-    """Emit, advance P. Also the number of batch tokens per row that become draft context."""
+    """Emit tokens and advance P. Also returns how many of each row's batch tokens become draft context."""
     is_round = ~work.is_prompt & ~rows.finished
     emits = is_round | work.is_last
     budget = jnp.where(emits, rows.remaining, 0)
@@ -192,14 +191,14 @@ def _commit(rows: Rows, work: _Work, verdict: Verdict) -> tuple[Rows, RoundOutpu
 def _cut_at_stop(
     length: Int32[Array, "B"], verdict: Verdict, num_tokens: Int32[Array, "B"], stopped: Bool[Array, "B"]
 ) -> Int32[Array, "B"]:
-    """A stop token among the accepted drafts ends proposal and acceptance there; as next token it cuts neither."""
+    """`length`, cut at a stop token among the accepted drafts. A stop token that is the next token cuts nothing."""
     return jnp.where(stopped & (num_tokens <= verdict.accepted), num_tokens, length)
 
 
 def _draft(
     target: Target, draft: Draft, state: RoundState, batch: RaggedBatch, taps: Float[Array, "T mH"], config: StepConfig
 ) -> tuple[RoundState, Bool[Array, "B"]]:
-    """Store the context of the committed tokens, then propose the next block at the new anchor."""
+    """Store the context K/V of the committed tokens, then draft the next block from the new anchor."""
     assert state.draft_pages is not None
     rows = state.rows
     table = rows.page_table[:, : config.num_pages]

@@ -1,8 +1,8 @@
-"""Byte-fallback tokenizers (SentencePiece style): a character outside the vocabulary is spelled in tokens such as
-`<0xE2>`, one per UTF-8 byte.
+"""Byte-fallback tokenizers (SentencePiece style): they spell a character outside the vocabulary as one token such as
+`<0xE2>` per UTF-8 byte.
 
-The decoder of these tokenizers joins a run of byte tokens and, if any part of the run is not valid UTF-8, gives one
-replacement character for every byte of the run. One cut character would so destroy the whole characters beside it.
+Their decoder joins each run of byte tokens. If any part of the run is not valid UTF-8, it gives one replacement
+character for every byte of the run, so an incomplete character would also lose the complete characters beside it.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ def has_byte_fallback(backend: tokenizers.Tokenizer) -> bool:
 
 
 def without_cut_characters(tokens: Sequence[str]) -> list[str]:
-    """`tokens` with every byte token that is no part of a whole character replaced by a replacement character.
+    """`tokens` with every byte token that belongs to no complete character replaced by a replacement character.
 
-    What remains of a run is valid UTF-8, so the tokenizer's own decoder gives every whole character of it.
+    The remaining byte tokens are valid UTF-8, so the tokenizer's decoder gives every complete character.
     """
     kept: list[str] = []
     run: list[str] = []

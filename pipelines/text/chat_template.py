@@ -1,6 +1,4 @@
-"""Chat templates: the Jinja text that a checkpoint ships, rendered in a sandbox, because it is code that came with a
-download.
-"""
+"""Chat templates: the Jinja template of a checkpoint, rendered in a sandbox because it is foreign code."""
 
 from __future__ import annotations
 
@@ -20,19 +18,17 @@ from jinja2 import nodes
 from dspark_jax.pipelines.text.messages import checked_messages, joined_parts
 from dspark_jax.speculators_common.errors import RequestError
 
-_RESERVED = frozenset({"messages", "add_generation_prompt"})  # variables that have arguments of their own
+_RESERVED = frozenset({"messages", "add_generation_prompt"})  # variables that `render` sets itself
 _PROBE = "one part of text"
 
 
 @dataclasses.dataclass(frozen=True)
 class ChatTemplate:
-    """A template and what it is rendered with. `source` is the file it came from; `tokens` are variables such as
-    `bos_token`.
-    """
+    """A chat template."""
 
     text: str
-    source: str
-    tokens: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    source: str  # the file it came from, for messages
+    tokens: Mapping[str, str] = dataclasses.field(default_factory=dict)  # variables such as `bos_token`
 
     def render(
         self,
@@ -43,10 +39,10 @@ class ChatTemplate:
     ) -> str:
         """The conversation as one text.
 
-        `messages` are those of `checked_messages`; their further keys reach the template untouched, and so do lists of
-        text parts if the template reads such lists (else the parts are joined). `template_vars` are further variables
+        `messages` have the form that `checked_messages` checks; all their keys reach the template. Lists of text parts
+        are passed on if the template reads such lists, else the parts are joined. `template_vars` are further variables
         of the template, such as `enable_thinking`. Raises `RequestError` for malformed messages, for a variable that
-        the template never reads, and for whatever the template itself raises.
+        the template never reads, and for every error of the template itself.
         """
         checked = checked_messages(messages)
         if any(isinstance(message.get("content"), list) for message in checked) and not self._reads_parts:
@@ -57,7 +53,7 @@ class ChatTemplate:
 
     @functools.cached_property
     def variables(self) -> frozenset[str]:
-        """The names that the template reads and nothing in it sets. Raises `RequestError` for a malformed template."""
+        """The variables that the template reads but does not set. Raises `RequestError` for a malformed template."""
         environment = _environment()
         try:
             names = jinja2.meta.find_undeclared_variables(environment.parse(self.text))
@@ -71,7 +67,7 @@ class ChatTemplate:
 
     @functools.cached_property
     def _reads_parts(self) -> bool:
-        """Whether the template takes the text out of a list of parts; others print the list, fail, or leave it out."""
+        """Whether the template reads the text in a list of parts. Others print the list, fail, or leave it out."""
         message = {"role": "user", "content": [{"type": "text", "text": _PROBE}]}
         try:
             text = self._rendered([message], True, {})
@@ -85,7 +81,7 @@ class ChatTemplate:
         variables = {**self.tokens, "tools": None, "documents": None, **template_vars, "messages": messages}
         try:
             return self._compiled.render(**variables, add_generation_prompt=add_generation_prompt)
-        except Exception as error:  # the template is foreign code: it can raise anything
+        except Exception as error:  # a template can raise any exception
             raise self._fault(error) from error
 
     def _check_variables(self, template_vars: Mapping[str, Any]) -> None:
@@ -104,7 +100,7 @@ class ChatTemplate:
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}...{% endgeneration %}` marks what training learns from; rendering passes the body through."""
+    """`{% generation %}...{% endgeneration %}` marks text for training. Rendering keeps only the body."""
 
     tags = {"generation"}  # noqa: RUF012 (the base class wants a plain set)
 
@@ -139,7 +135,7 @@ def _to_json(
 
 
 def _without_none(value: Any) -> Any:
-    # A content of null is nothing, not the word None.
+    # Jinja would print the word None for a content of null.
     return "" if value is None else value
 
 

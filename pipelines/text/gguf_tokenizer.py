@@ -1,4 +1,4 @@
-"""The tokenizer inside a GGUF file: byte-level BPE with single digits (`smollm`)."""
+"""Reads the tokenizer in a GGUF file: byte-level BPE that splits digits (`smollm`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from dspark_jax.pipelines.checkpoints.gguf_file import GGUFHeader
+from dspark_jax.pipelines.checkpoints.gguf.header import GGUFHeader
 from dspark_jax.pipelines.text.chat_template import ChatTemplate
 from dspark_jax.speculators_common.errors import CheckpointError, field_error
 
@@ -19,20 +19,25 @@ _NAMES = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "paddi
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GGUFTokenizer:
-    """What the header of a GGUF file says about text. `tokens` are `bos_token` and its like."""
+    """The tokenizer and the chat template of a GGUF file."""
 
     backend: tokenizers.Tokenizer
-    tokens: Mapping[str, str]
-    add_bos: bool | None
+    tokens: Mapping[str, str]  # `bos_token` and other special tokens by name
+    add_bos: bool | None  # None: not stated
     add_eos: bool | None
     chat_template: ChatTemplate | None
 
 
 def read_gguf_tokenizer(header: GGUFHeader) -> GGUFTokenizer:
-    """The tokenizer of a file whose `header` was read. Raises `CheckpointError` for other kinds of tokenizers."""
+    """The tokenizer of the file with this header. Raises `CheckpointError` for other kinds of tokenizers."""
     words = _gguf_list(header, "tokenizer.ggml.tokens", str)
     if len(set(words)) != len(words):
-        raise CheckpointError(f"{header.path}: tokenizer.ggml.tokens: found a token twice, allowed distinct tokens")
+        raise CheckpointError(
+            "found a token twice, allowed distinct tokens",
+            file=header.path,
+            field="tokenizer.ggml.tokens",
+            allowed="distinct tokens",
+        )
     ids = {key: header.get(f"tokenizer.ggml.{key}_token_id", int) for key in _NAMES}
     for key, token in ids.items():
         if token is not None and not 0 <= token < len(words):
@@ -74,7 +79,7 @@ def _gguf_backend(header: GGUFHeader, words: list[str]) -> tokenizers.Tokenizer:
             models.BPE(vocab={word: index for index, word in enumerate(words)}, merges=merges)
         )
     except Exception as error:  # the library raises plain Exception, for example for a merge of unknown tokens
-        raise CheckpointError(f"{header.path}: tokenizer.ggml.merges: {error}") from error
+        raise CheckpointError(str(error), file=header.path, field="tokenizer.ggml.merges") from error
     single_digits = pre_tokenizers.Digits(individual_digits=True)
     backend.pre_tokenizer = pre_tokenizers.Sequence([single_digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
     backend.decoder = decoders.ByteLevel()
@@ -86,5 +91,6 @@ def _gguf_backend(header: GGUFHeader, words: list[str]) -> tokenizers.Tokenizer:
 def _gguf_list(header: GGUFHeader, key: str, kind: type) -> list[Any]:
     values: list[Any] = header.require(key, list)
     if not all(type(value) is kind for value in values):
-        raise CheckpointError(f"{header.path}: {key}: found other entries, allowed a list of {kind.__name__}")
+        allowed = f"a list of {kind.__name__}"
+        raise CheckpointError(f"found other entries, allowed {allowed}", file=header.path, field=key, allowed=allowed)
     return values

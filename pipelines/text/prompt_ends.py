@@ -1,4 +1,4 @@
-"""What a tokenizer puts around a plain prompt: begin-of-text before it, rarely end-of-text after it."""
+"""The special tokens around a plain prompt: begin-of-text before it, in some models end-of-text after it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _PROBE = "a"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PromptEnds:
-    """Token ids `before` and `after` a prompt; `bos` is the begin-of-text id if the tokenizer names one."""
+    """The token ids before and after a plain prompt."""
 
     before: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
-    bos: int | None = None
+    bos: int | None = None  # the begin-of-text id, if the tokenizer names one
 
     @classmethod
     def of(
@@ -30,9 +30,8 @@ class PromptEnds:
     ) -> PromptEnds:
         """The ends of prompts for `backend`. `add_bos` and `add_eos` are the flags of the tokenizer's config.
 
-        A flag decides, whatever the post-processor of the tokenizer does. Without a flag the post-processor decides
-        about BOS, and nothing goes behind a prompt, because a prompt is there to be continued. A true flag needs its
-        id.
+        A flag overrides the post-processor of the tokenizer. Without a flag, the post-processor decides about BOS, and
+        no EOS is added, because the prompt is to be continued. `bos` and `eos` are ids; a true flag needs its id.
         """
         before, after = _of_post_processor(backend)
         if add_bos is not None and bos is not None:
@@ -48,7 +47,7 @@ class PromptEnds:
         return cls(before=before, after=after, bos=bos)
 
     def around(self, ids: Sequence[int]) -> list[int]:
-        """`ids` of a text between the ends. A text that spells an end itself does not get it twice."""
+        """`ids` with the ends added. An end that `ids` has already is not added again."""
         before, after, text = self.before, self.after, tuple(ids)
         if text[: len(before)] == before:
             before = ()
@@ -60,7 +59,7 @@ class PromptEnds:
 
 
 def _of_post_processor(backend: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """What the post-processor puts before and after every text, found by a text of one letter."""
+    """The ids that the post-processor adds before and after a text, found by encoding one letter."""
     body = tuple(backend.encode(_PROBE, add_special_tokens=False).ids)
     whole = tuple(backend.encode(_PROBE, add_special_tokens=True).ids)
     for start in range(len(whole) - len(body) + 1):

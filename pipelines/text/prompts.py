@@ -1,4 +1,4 @@
-"""Prompts to token ids. A prompt is text, a conversation, or a list of ids, which stay as they are."""
+"""Encodes prompts. A prompt is text, a conversation, or a list of token ids, which is used as it is."""
 
 from __future__ import annotations
 
@@ -15,18 +15,20 @@ Prompt = str | Sequence[int] | Sequence[Message]
 _ALLOWED = "text, a list of token ids or a list of messages"
 
 
-def as_prompts(prompts: Any) -> list[Any]:
-    """One prompt or several -> several. A list of ids and a list of messages are one prompt each."""
+def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Any]:
+    """A list of prompts from one prompt or several. A list of ids or of messages is one prompt."""
     if isinstance(prompts, str | Mapping):
         return [prompts]
     items = _items(prompts)
     if not items:
-        raise RequestError(f"found none, allowed {_ALLOWED}, or a list of such", field="prompts")
+        raise RequestError(
+            f"found none, allowed {_ALLOWED}, or a list of such", field="prompts", found=prompts, allowed=_ALLOWED
+        )
     return [items] if _is_id(items[0]) or isinstance(items[0], Mapping) else items
 
 
 def encode_prompt(
-    prompt: Any,
+    prompt: Prompt,
     tokenizer: Tokenizer | None,
     *,
     raw: bool = False,
@@ -34,13 +36,13 @@ def encode_prompt(
     template_vars: Mapping[str, Any] | None = None,
     source: str = "the target",
 ) -> list[int]:
-    """Ids of one prompt.
+    """Token ids of one prompt.
 
-    Text becomes a user message in the model's chat format, after the message `system` if there is one; with `raw`, or
-    for a tokenizer without template, it is encoded as it is. Messages always go through the template, ids through
-    nothing. `template_vars` are further variables of the template, such as `enable_thinking`. Raises `RequestError` for
-    an empty prompt, for text without a tokenizer (`source` is the model that lacks it) and for `system` and
-    `template_vars` where no template can take them.
+    Text becomes a user message in the model's chat format, after the system message `system` if there is one. With
+    `raw`, or for a tokenizer without chat template, text is encoded as it is. Messages are always rendered by the
+    template; ids are returned as they are. `template_vars` are further variables of the template, such as
+    `enable_thinking`. Raises `RequestError` for an empty prompt, for text or messages without a tokenizer (`source`
+    names the model), and for `system` or `template_vars` where no template is rendered.
     """
     if not isinstance(prompt, str):
         items = _items(prompt)
@@ -49,11 +51,14 @@ def encode_prompt(
             _refuse_variables(template_vars, "token ids")
             return [int(item) for item in items]
         if not items or not all(isinstance(item, Mapping) for item in items):
-            raise RequestError(f"found {_described(items)}, allowed {_ALLOWED}", field="prompt")
+            raise RequestError(
+                f"found {_described(items)}, allowed {_ALLOWED}", field="prompt", found=items, allowed=_ALLOWED
+            )
         _refuse_system(system, "messages")
         return _tokenizer(tokenizer, source, "messages").chat(items, template_vars=template_vars)
     if not prompt.strip():
-        raise RequestError("found no text, allowed at least one character that is not blank", field="prompt")
+        allowed = "at least one character that is not blank"
+        raise RequestError(f"found no text, allowed {allowed}", field="prompt", found=prompt, allowed=allowed)
     tokenizer = _tokenizer(tokenizer, source, "text")
     if raw or tokenizer.chat_template is None:
         _refuse_system(system, "text that goes in without a chat template")
@@ -67,7 +72,9 @@ def encode_prompt(
 
 def _items(value: Any) -> list[Any]:
     if not isinstance(value, Sequence) or isinstance(value, bytes):
-        raise RequestError(f"found a {type(value).__name__}, allowed {_ALLOWED}", field="prompt")
+        raise RequestError(
+            f"found a {type(value).__name__}, allowed {_ALLOWED}", field="prompt", found=value, allowed=_ALLOWED
+        )
     return list(value)
 
 
@@ -83,14 +90,19 @@ def _described(items: list[Any]) -> str:
 def _tokenizer(tokenizer: Tokenizer | None, source: str, found: str) -> Tokenizer:
     if tokenizer is None:
         reason = unread_tokenizer(Path(source)) or "has no tokenizer"
-        raise RequestError(f"found {found}, allowed token ids: {source} {reason}", field="prompt")
+        raise RequestError(
+            f"found {found}, allowed token ids: {source} {reason}", field="prompt", found=found, allowed="token ids"
+        )
     return tokenizer
 
 
 def _refuse_system(system: str | None, beside: str) -> None:
     if system is not None:
         raise RequestError(
-            f"found a system message beside {beside}, allowed beside text in a chat format", field="system"
+            f"found a system message beside {beside}, allowed beside text in a chat format",
+            field="system",
+            found=system,
+            allowed="beside text in a chat format",
         )
 
 
@@ -98,5 +110,8 @@ def _refuse_variables(template_vars: Mapping[str, Any] | None, beside: str) -> N
     if template_vars:
         names = ", ".join(template_vars)
         raise RequestError(
-            f"found {names} beside {beside}, allowed where a chat template is rendered", field="template_vars"
+            f"found {names} beside {beside}, allowed where a chat template is rendered",
+            field="template_vars",
+            found=names,
+            allowed="where a chat template is rendered",
         )

@@ -1,4 +1,4 @@
-"""The tokens that end a generation, and who says so."""
+"""The tokens that end a text, and the files that declare them."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from dspark_jax.speculators_common.errors import field_error
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StopToken:
-    """A token id that ends a generation. `sources` are the files, or the tokenizer's field, that name it."""
+    """A token id that ends a text."""
 
     id: int
-    sources: tuple[str, ...]
+    sources: tuple[str, ...]  # the files, or the field of the tokenizer, that declare it
 
 
 def stop_tokens(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> tuple[StopToken, ...]:
-    """What ends a generation: the declared ids and the tokenizer's `eos_token`; empty if there is neither.
+    """The stop tokens of a model: the declared ids and the tokenizer's `eos_token`; empty if there are none.
 
-    The declared ids are those of generation_config.json, else of config.json, else of its text part. Many models
-    declare the end of text alone, while `eos_token` is the end of a turn (or the other way round), so both count.
-    Raises `CheckpointError` for an `eos_token_id` that is no id.
+    The declared ids are `eos_token_id` of generation_config.json, else of config.json, else of its `text_config`. Many
+    models declare only the end of text there, while `eos_token` is the end of a turn, or the other way round; so both
+    are stop tokens. Raises `CheckpointError` for an `eos_token_id` that is not an id or a list of ids.
     """
     sources: dict[int, list[str]] = {}
     for token, source in _declared(checkpoint):
@@ -41,8 +41,9 @@ def stop_ids(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> tuple[int, 
 
 
 def stop_reason(tokens: Sequence[StopToken]) -> str:
-    """Where the ids come from, for a reader: `1, 106: config.json; 107: eos_token '</s>' of the tokenizer`, without the
-    ids where all have the same source; empty for none.
+    """The sources of the ids as text: `1, 106: config.json; 107: eos_token '</s>' of the tokenizer`.
+
+    If all ids have the same sources, the ids are left out. Empty for no tokens.
     """
     groups: dict[tuple[str, ...], list[str]] = {}
     for token in tokens:
@@ -53,17 +54,17 @@ def stop_reason(tokens: Sequence[StopToken]) -> str:
 
 
 def _declared(checkpoint: Checkpoint) -> Iterator[tuple[int, str]]:
-    """Ids with the name of the file that declares them, from the first of the places that declares any."""
+    """(id, name of the file) for the first of the configs that declares any id."""
     generation_file = checkpoint.path / "generation_config.json" if checkpoint.path.is_dir() else checkpoint.path
     config_file = Path(checkpoint.config_file)
     text = checkpoint.config.get("text_config")
-    places = [
+    configs = [
         (checkpoint.generation_config, generation_file, generation_file.name),
         (checkpoint.config, config_file, config_file.name),
     ]
     if isinstance(text, dict):
-        places.append((text, config_file, f"text_config of {config_file.name}"))
-    for config, file, name in places:
+        configs.append((text, config_file, f"text_config of {config_file.name}"))
+    for config, file, name in configs:
         declared = config.get("eos_token_id")
         if declared is None:
             continue

@@ -1,6 +1,4 @@
-"""Text to ids and back: the tokenizer and the chat template of a checkpoint, from a Hugging Face directory or a GGUF
-file.
-"""
+"""The tokenizer and the chat template of a checkpoint, from a Hugging Face directory or a GGUF file."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from typing import Any
 import tokenizers
 
 from dspark_jax.pipelines.checkpoints.checkpoint_data import Checkpoint
-from dspark_jax.pipelines.checkpoints.gguf_file import GGUFHeader, read_gguf_header
+from dspark_jax.pipelines.checkpoints.gguf.header import GGUFHeader, read_gguf_header
 from dspark_jax.pipelines.text.byte_fallback import has_byte_fallback, without_cut_characters
 from dspark_jax.pipelines.text.chat_template import ChatTemplate
 from dspark_jax.pipelines.text.gguf_tokenizer import read_gguf_tokenizer
@@ -25,15 +23,15 @@ from dspark_jax.speculators_common.errors import RequestError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tokenizer:
-    """A checkpoint's own tokenizer.
+    """The tokenizer of a checkpoint.
 
-    `source` is the file that errors name. `bos_token` and `eos_token` begin and end a text, as far as the model names
-    them. `add_bos` and `add_eos` say whether a plain prompt gets them; `None` leaves it to the tokenizer's
-    post-processor (BOS), or means no (EOS). `chat_template` is `None` for models without one.
+    `bos_token` and `eos_token` are the spellings of the tokens that begin and end a text, if the model names them.
+    `add_bos` and `add_eos` say whether a plain prompt gets these tokens. `None` means: for BOS, what the tokenizer's
+    post-processor does; for EOS, no.
     """
 
     backend: tokenizers.Tokenizer = dataclasses.field(repr=False)
-    source: str
+    source: str  # the file, for errors
     bos_token: str | None = None
     eos_token: str | None = None
     add_bos: bool | None = None
@@ -42,8 +40,9 @@ class Tokenizer:
 
     @classmethod
     def from_directory(cls, directory: Path | str) -> Tokenizer | None:
-        """The tokenizer of a Hugging Face directory, or `None` if it has no tokenizer.json. Raises `CheckpointError`
-        for a malformed one.
+        """The tokenizer of a Hugging Face directory; `None` if it has no tokenizer.json.
+
+        Raises `CheckpointError` for a malformed file.
         """
         files = read_tokenizer_files(Path(directory))
         if files is None:
@@ -60,8 +59,9 @@ class Tokenizer:
 
     @classmethod
     def from_gguf(cls, gguf: Path | str | GGUFHeader) -> Tokenizer:
-        """The tokenizer in a GGUF file: byte-level BPE with single digits (`smollm`). Raises `CheckpointError` for
-        other kinds.
+        """The tokenizer in a GGUF file: byte-level BPE that splits digits (`smollm`).
+
+        Raises `CheckpointError` for other kinds.
         """
         header = gguf if isinstance(gguf, GGUFHeader) else read_gguf_header(gguf)
         stored = read_gguf_tokenizer(header)
@@ -96,14 +96,18 @@ class Tokenizer:
         return found
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a plain prompt, with BOS if the model wants one. Special tokens spelled in `text` become their ids; a
-        text that begins with BOS does not get a second one.
+        """Ids of a plain prompt, with BOS if the model wants one.
+
+        Special tokens spelled in `text` become their ids. A text that begins with BOS does not get a second one. Raises
+        `RequestError` for text that is not valid Unicode.
         """
         return self._ends.around(self._ids(text))
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
-        """The text of `ids`; bytes that are no valid UTF-8 become replacement characters, ids beyond the vocabulary
-        become nothing.
+        """The text of `ids`, without special tokens if `skip_special`.
+
+        Bytes that are not valid UTF-8 become replacement characters. Ids beyond the vocabulary are left out. Raises
+        `RequestError` for values that are not ids.
         """
         try:
             if not self._has_byte_fallback:
@@ -127,12 +131,12 @@ class Tokenizer:
     ) -> list[int]:
         """Ids of a conversation, a list of `{"role": ..., "content": ...}`, in the model's chat format.
 
-        The template writes every special token itself, so none is added here. `template_vars` are further variables of
-        the template. Raises `RequestError` if there is no template or if it refuses the messages.
+        No special token is added, because the template writes them all. `template_vars` are further variables of the
+        template. Raises `RequestError` if there is no template or if it refuses the messages.
         """
         if self.chat_template is None:
             raise RequestError(
-                f"{self.source}: the model has no chat template; send a plain prompt instead of messages"
+                "the model has no chat template; send a plain prompt instead of messages", file=self.source
             )
         return self._ids(
             self.chat_template.render(
@@ -143,7 +147,7 @@ class Tokenizer:
     def _ids(self, text: str) -> list[int]:
         try:
             return list(self.backend.encode(text, add_special_tokens=False).ids)
-        except (UnicodeEncodeError, TypeError) as error:  # a lone surrogate is no text
+        except (UnicodeEncodeError, TypeError) as error:  # raised for lone surrogates
             raise RequestError(f"not valid Unicode text: {error}", field="prompt") from error
 
     @functools.cached_property
@@ -160,7 +164,7 @@ class Tokenizer:
 
 
 def open_tokenizer(checkpoint: Checkpoint) -> Tokenizer | None:
-    """The tokenizer beside or inside `checkpoint`; `None` if a directory has none (ids still work)."""
+    """The tokenizer of `checkpoint`; `None` if its directory has no tokenizer.json. The model then takes ids only."""
     return (
         Tokenizer.from_directory(checkpoint.path)
         if checkpoint.gguf_header is None

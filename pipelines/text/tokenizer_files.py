@@ -1,4 +1,4 @@
-"""The files of a Hugging Face tokenizer: tokenizer.json with what stands beside it, in newer and older exports."""
+"""Reads a Hugging Face tokenizer: tokenizer.json and the files beside it, of newer and older exports."""
 
 from __future__ import annotations
 
@@ -17,34 +17,32 @@ TOKENIZER_FILE = "tokenizer.json"
 _CONFIG, _SPECIAL_MAP, _ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
 _TEMPLATE, _TEMPLATE_JSON = "chat_template.jinja", "chat_template.json"
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
-_ENDS = ("bos_token", "eos_token")  # recognised in text and left out of outputs, wherever they are named
+_ENDS = ("bos_token", "eos_token")  # made special tokens, so that texts leave them out
 _OTHER_FORMATS = ("tokenizer.model", "vocab.json", "spiece.model", "tiktoken.model")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TokenizerFiles:
-    """What the files of one directory say. `tokens` are `bos_token` and its like; `add_bos` and `add_eos` are `None`
-    where nothing is said.
-    """
+    """The tokenizer and the chat template of one directory."""
 
     backend: tokenizers.Tokenizer
-    source: str
-    tokens: Mapping[str, str]
-    add_bos: bool | None
+    source: str  # tokenizer.json, for errors
+    tokens: Mapping[str, str]  # `bos_token` and other special tokens by name
+    add_bos: bool | None  # None: not stated
     add_eos: bool | None
     chat_template: ChatTemplate | None
 
 
 def read_tokenizer_files(directory: Path) -> TokenizerFiles | None:
-    """The tokenizer of `directory`, `None` without a tokenizer.json. Raises `CheckpointError` for a malformed file."""
+    """The tokenizer of `directory`; `None` without a tokenizer.json. Raises `CheckpointError` for a malformed file."""
     file = directory / TOKENIZER_FILE
     if not file.is_file():
         return None
     try:
         backend = tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises plain Exception
-        raise CheckpointError(f"{file}: not a valid tokenizer: {error}") from error
-    # Files often keep the limits of the last training run, which would cut or pad prompts.
+        raise CheckpointError(f"not a valid tokenizer: {error}", file=file) from error
+    # Files often contain the limits of the last training run, which would cut or pad prompts.
     backend.no_truncation()
     backend.no_padding()
     config, special_map = _optional(directory / _CONFIG), _optional(directory / _SPECIAL_MAP)
@@ -63,7 +61,7 @@ def read_tokenizer_files(directory: Path) -> TokenizerFiles | None:
 
 
 def unread_tokenizer(directory: Path) -> str:
-    """A tokenizer of another kind in a directory without tokenizer.json, as the end of a message; empty for none."""
+    """The end of an error message about a tokenizer of another kind in `directory`; empty if there is none."""
     other = next((name for name in _OTHER_FORMATS if (directory / name).is_file()), None)
     if other is None:
         return ""
@@ -78,7 +76,7 @@ def _optional(file: Path) -> dict[str, Any]:
 
 
 def _special_tokens(config: Mapping[str, Any], file: Path) -> dict[str, str]:
-    """`bos_token` and its like, stored as the text or as an object that holds it."""
+    """The special tokens by name. Files store each as text or as an object with `content`."""
     tokens = {}
     for name in _SPECIAL_TOKENS:
         stored = config.get(name)
@@ -103,13 +101,13 @@ def _flag(config: Mapping[str, Any], file: Path, token: str, tokens: Mapping[str
 
 
 def _add_missing_tokens(backend: tokenizers.Tokenizer, directory: Path, config: Mapping[str, Any]) -> None:
-    """Give the tokenizer the added tokens that stand beside tokenizer.json alone, as in older exports."""
+    """Add the tokens that older exports store only beside tokenizer.json."""
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
     faults = []
     for index, token in sorted(_added_tokens(directory, config), key=lambda entry: entry[0]):
         found = backend.token_to_id(token.content)
         if token.content in known or found not in (None, index):
-            continue  # tokenizer.json has the last word
+            continue  # tokenizer.json takes precedence
         backend.add_tokens([token])
         if backend.token_to_id(token.content) != index:
             faults.append(
@@ -120,7 +118,7 @@ def _add_missing_tokens(backend: tokenizers.Tokenizer, directory: Path, config: 
 
 
 def _added_tokens(directory: Path, config: Mapping[str, Any]) -> Iterator[tuple[int, tokenizers.AddedToken]]:
-    """Id and token of `added_tokens_decoder` in tokenizer_config.json, and of added_tokens.json."""
+    """(id, token) from `added_tokens_decoder` of tokenizer_config.json, and from added_tokens.json."""
     file = directory / _CONFIG
     stored = config.get("added_tokens_decoder") or {}
     allowed = "an object of ids and tokens with content"
@@ -142,7 +140,7 @@ def _added_tokens(directory: Path, config: Mapping[str, Any]) -> Iterator[tuple[
 
 
 def _make_special(backend: tokenizers.Tokenizer, names: list[str]) -> None:
-    """Mark the tokens as special that the vocabulary holds as ordinary words."""
+    """Make those of `names` special that are ordinary words of the vocabulary."""
     special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
     missing = [name for name in names if name not in special and backend.token_to_id(name) is not None]
     backend.add_special_tokens([tokenizers.AddedToken(name, normalized=False, special=True) for name in missing])
@@ -155,7 +153,7 @@ def _chat_template(directory: Path, config: Mapping[str, Any], tokens: Mapping[s
         try:
             return ChatTemplate(file.read_text(encoding="utf-8"), str(file), tokens)
         except (OSError, UnicodeDecodeError) as error:
-            raise CheckpointError(f"{file}: cannot be read: {error}") from error
+            raise CheckpointError(f"cannot be read: {error}", file=file) from error
     file = directory / _CONFIG
     text = _template_text(config, file)
     if text is None:
@@ -165,7 +163,7 @@ def _chat_template(directory: Path, config: Mapping[str, Any], tokens: Mapping[s
 
 
 def _template_text(config: Mapping[str, Any], file: Path) -> str | None:
-    """The field `chat_template`: one text, a list of named ones, or an object of named ones."""
+    """The field `chat_template`: one template, or a list or an object of named ones, of which `default` is used."""
     stored = config.get("chat_template")
     if isinstance(stored, list | dict):
         entries = [entry for entry in stored if isinstance(entry, dict)] if isinstance(stored, list) else []

@@ -1,5 +1,5 @@
-"""A compact draft trained on a target's own texts drafts for that target: training and the compiled round mean the same
-thing.
+"""A compact draft that is trained on the texts of a target is accepted by that target: training and the compiled round
+agree.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Pairs of a target and a draft whose acceptance is known in advance, made of the real modules.
 
-The target says `successor(previous token)` and nothing else, through its real layers. Its embedding rows are unit
-vectors, its layers add only a constant each, in a coordinate of their own. Drafts are planted on the same coordinates:
-with a Markov head that knows the successor (PD-1), with a head that spoils slot 0 (PD-2) or is needed in slot 0 (PD-3),
-and with an attention layer that looks for marks in the context: one `BAD` row in sight makes every draft wrong (PD-5),
-and without a `GOOD` row in sight every draft is wrong (PD-6).
+The greedy next token of the target is `successor(previous token)`, computed by its real layers: embedding rows are unit
+vectors, and each layer adds a constant in its own coordinate. The drafts use the same coordinates: with a Markov head
+that has the successor (PD-1), with a head that is wrong (PD-2) or needed (PD-3) in slot 0, and with an attention layer
+that finds marks in the context. If one `BAD` row is visible every draft is wrong (PD-5), and if no `GOOD` row is
+visible every draft is wrong (PD-6).
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ Layout = Literal["anchor-first", "fill-in"]
 
 
 def successor(token: int) -> int:
-    """What the target says after `token`: the next of the cycle; tokens outside lead to its beginning."""
+    """The next token of the target after `token`: the next one of the cycle; tokens outside the cycle lead to its first
+    token.
+    """
     return CYCLE[(NUMBER.get(token, -1) + 1) % len(CYCLE)]
 
 
@@ -133,8 +135,8 @@ class DraftPlant:
             head[rows[BAD], _DRIVE] = 10
 
     def _plant_attention(self, tensors: Mapping[str, np.ndarray]) -> None:
-        """Every slot asks along the slowest rotary direction; marked rows have a key there, the others and the block's
-        own have key zero.
+        """Every slot has its query along the slowest rotary direction. Marked rows have a key there; the keys of other
+        rows and of the block are zero.
         """
         for coordinate in self.bad:
             tensors["fc.weight"][_BAD_MARK, coordinate] = self.feature_scale
@@ -151,7 +153,7 @@ class DraftPlant:
 
 
 def layer_mark(layer: int) -> int:
-    """The coordinate that target layer `layer` adds to: in tap `layer + 1` and later, not before."""
+    """The coordinate that target layer `layer` adds to: it is in tap `layer + 1` and later ones."""
     return _LAYER_MARK + layer
 
 
@@ -162,7 +164,7 @@ def planted_pair(
     target: TinyCheckpoint | None = None,
     dtype: DTypeLike = np.float32,
 ) -> tuple[Any, Any]:
-    """(target, draft) as modules; `forced` reads the draft's files under this layout, whatever they say."""
+    """(target, draft) as modules; `forced` overrides the layout that the files of the draft state."""
     overrides = None if forced is None else DraftOverrides(sample_from_anchor=forced == "anchor-first")
     return load_pair(target or planted_target(), plant.checkpoint(), overrides=overrides, dtype=dtype)
 
@@ -181,12 +183,14 @@ def spoiled(numbers: Collection[int], wrong: int | None = None) -> Callable[[int
     return markov
 
 
-def scripted_rounds(markov: Callable[[int], int], first_anchor: int, num_drafts: int, num_rounds: int) -> list[int]:
-    """Accepted drafts per round of a draft that does what `markov` says."""
+def scripted_rounds(
+    markov: Callable[[int], int], first_anchor: int, num_speculative_tokens: int, num_rounds: int
+) -> list[int]:
+    """Accepted drafts per round of a draft whose Markov head is `markov`."""
     accepted, anchor = [], first_anchor
     for _ in range(num_rounds):
         count = 0
-        while count < num_drafts and markov(anchor) == successor(anchor):
+        while count < num_speculative_tokens and markov(anchor) == successor(anchor):
             anchor = successor(anchor)
             count += 1
         accepted.append(count)

@@ -1,6 +1,4 @@
-"""A random Qwen3-style target, drafts for it, and its greedy text by a naive twin that knows no cache, no batch layout
-and no JAX.
-"""
+"""A random Qwen3-style target, drafts for it, and its greedy text by a naive twin without cache, batches and JAX."""
 
 from __future__ import annotations
 
@@ -77,9 +75,7 @@ def random_draft(
 
 
 def bigram_draft(successors: dict[int, int], *, strength: float = 4, **fields: Any) -> TinyCheckpoint:
-    """A draft that mostly proposes `successors[previous]`; its backbone adds noise, so that taps and context still
-    count.
-    """
+    """A draft that mostly proposes `successors[previous]`. Its layers add noise, so that taps and context matter."""
     draft = random_draft(**fields)
     w2 = np.zeros((VOCAB, VOCAB), np.float32)
     for token, following in successors.items():

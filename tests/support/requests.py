@@ -1,4 +1,4 @@
-"""Requests in one call: the prompt and the fields of its `Generation` side by side."""
+"""Makes a request from a prompt and the fields of its `Generation`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""`speculative_step` driven from the host with its state in the open, for tests that look between two rounds.
+"""Runs `speculative_step` from the host, for tests that inspect the state between two rounds.
 
-Every step goes through one program, that of a step with a prompt chunk; it is empty where all rows decode. Pairs of
-equal structure share their programs, whatever their weights are. Nothing is donated: every state stays readable.
+Every step uses one program, a step with a prompt chunk, which is empty if all rows decode. Pairs of equal structure
+share programs, whatever their weights. Nothing is donated, so every state stays readable.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ def _compiled(graphdef: Any, treedef: Any, config: StepConfig) -> Any:
 
 
 class Rounds:
-    """A batch of rows; row b owns pages `b * pages_per_row ...` unless `admit` is told otherwise."""
+    """A batch of rows. Row b has the pages from `b * pages_per_row` on, unless `admit` gets other ones."""
 
     def __init__(
         self, target: Any, draft: Any, *, num_rows: int = 1, width: int = 8, page_size: int = 8, pages_per_row: int = 6
     ) -> None:
-        self.width, self.num_drafts = width, 0 if draft is None else draft.config.num_drafts
+        self.width, self.num_speculative_tokens = width, 0 if draft is None else draft.config.num_drafts
         self.num_rows, self.page_size, self.pages_per_row = num_rows, page_size, pages_per_row
         graphdef, modules = nnx.split((target, draft))
         self._leaves, treedef = jax.tree.flatten(modules)
-        config = StepConfig(num_speculative_tokens=self.num_drafts, num_pages=pages_per_row)
+        config = StepConfig(num_speculative_tokens=self.num_speculative_tokens, num_pages=pages_per_row)
         self._run = _compiled(graphdef, treedef, config)
         num_pages = num_rows * pages_per_row
         self.state = empty_state(
@@ -51,13 +51,13 @@ class Rounds:
             None if draft is None else KVPages.zeros(draft.kv_params(page_size), num_pages),
             num_rows=num_rows,
             pages_per_row=pages_per_row,
-            num_speculative_tokens=self.num_drafts,
+            num_speculative_tokens=self.num_speculative_tokens,
             num_stop_ids=NUM_STOP_IDS,
         )
 
     @property
     def rows(self) -> Rows:
-        """What the state knows of the rows."""
+        """The rows of the state."""
         return self.state.rows
 
     def change_rows(self, **changes: Any) -> None:
@@ -127,9 +127,7 @@ class Rounds:
         return host
 
     def prefill(self, prompts: Mapping[int, Sequence[int]], *, padding_id: int = 0) -> dict[int, int]:
-        """Feed whole prompts in the same chunks; a row whose prompt is done waits for the others. Returns the first
-        tokens.
-        """
+        """Feed whole prompts in equal chunks; rows whose prompt is done wait. Returns the first tokens."""
         first: dict[int, int] = {}
         for start in range(0, max(map(len, prompts.values())), self.width):
             parts = {row: prompt[start : start + self.width] for row, prompt in prompts.items()}

@@ -32,7 +32,7 @@ TOLERANCE = 1e-4
 
 @dataclasses.dataclass(frozen=True)
 class TargetOracle:
-    """A loaded target and what the reference said. Rows use pages in disorder."""
+    """A loaded target and the recorded outputs of its reference. The pages of rows are not in order."""
 
     loaded: LoadedTarget
     expected: dict[str, np.ndarray]
@@ -91,7 +91,7 @@ class TargetOracle:
 
     @functools.cached_property
     def plain(self) -> list[Completion]:
-        """What plain decoding says to `requests`."""
+        """The results of plain decoding for `requests`."""
         return self.generate(None, self.requests)
 
     def bigram_draft(self) -> DSparkSpeculatorsDraft:
@@ -131,7 +131,7 @@ class TargetOracle:
 
 
 class TargetChecks:
-    """What the reference recorded, and what follows from the seam."""
+    """Checks against the records, and of what every target must do."""
 
     def test_logits_are_the_reference_s(self, oracle: TargetOracle) -> None:
         np.testing.assert_allclose(

@@ -1,5 +1,5 @@
-"""The recorded pair of `tests/data/D_loop` as a user has it: with a tokenizer, a chat template and a stop token. And
-the command line, in-process.
+"""The recorded pair of `tests/data/D_loop` with a tokenizer, a chat template and a stop token, and the command line,
+run in this process.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from dspark_jax.pipelines import cli
+from dspark_jax.pipelines.checkpoints import loading
 from tests.support import tiny_tokenizer
 
 # No blank and no line end: their tokens are beyond the vocabulary of the recorded target, and so are those of "he" and
@@ -26,7 +27,7 @@ TEMPLATE = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RecordedPair:
-    """Directories of the pair, and what the reference said about prompt `i`."""
+    """The directories of the pair, and the recorded results for prompt `i`."""
 
     target: Path
     draft: Path
@@ -76,7 +77,7 @@ def copied(source: Path, destination: Path, **config_fields: object) -> Path:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Finished:
-    """What a command did."""
+    """The result of a command."""
 
     status: int
     out: str
@@ -97,3 +98,22 @@ def dspark(capsys: pytest.CaptureFixture[str], *arguments: object) -> Finished:
         status = int(error.code or 0)
     captured = capsys.readouterr()
     return Finished(status=status, out=captured.out, err=captured.err)
+
+
+def forbid_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the reading of weights fail."""
+
+    def read(*arguments: object, **options: object) -> None:
+        raise AssertionError("weights were read")
+
+    monkeypatch.setattr(loading, "fill_module", read)
+
+
+def assert_refused(finished: Finished, *messages: str) -> None:
+    """The command ended with status 2 and one error line that holds all `messages`."""
+    assert finished.status == 2
+    assert finished.out == ""
+    assert "Traceback" not in finished.err
+    assert finished.error.startswith("dspark: error: ")
+    for message in messages:
+        assert message in finished.error

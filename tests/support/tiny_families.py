@@ -137,7 +137,7 @@ def _compact(**settings: Any) -> Callable[[Path], Path]:
 
 
 def loud(draft: dspark_compact.CompactDraft, seed: int = 4) -> dspark_compact.CompactDraft:
-    """The draft with weights at which every part counts, instead of the small initial ones."""
+    """The draft with larger weights, at which every part matters, instead of the small initial ones."""
     rng = np.random.default_rng(seed)
     state = nnx.state(draft)
     for _, parameter in nnx.to_flat_state(state):

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dspark_jax.pipelines.checkpoints.gguf_checkpoint import open_gguf
+from dspark_jax.pipelines.checkpoints.gguf.checkpoint import open_gguf
 from dspark_jax.speculators_common.errors import CheckpointError
 
 gguf = pytest.importorskip("gguf", reason="needs the package gguf: pip install 'dspark-jax[demo]'")

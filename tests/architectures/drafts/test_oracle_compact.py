@@ -1,35 +1,29 @@
-"""The compact draft against recorded numbers: two rounds of four ragged rows, every pruning rule, training, loss and
-gradients.
-"""
+"""The compact draft against recorded numbers: two rounds of four ragged rows, and every pruning rule."""
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
-from jaxtyping import Array, Float, Int32
-from safetensors.numpy import load_file
 
-from dspark_jax.architectures import dspark_compact
 from dspark_jax.architectures.dspark_compact.model import effective_thresholds
-from dspark_jax.architectures.dspark_compact.weights import parameter_path
-from dspark_jax.architectures.nn.attention.kv_cache import KVCache, KVPages
-from dspark_jax.architectures.nn.attention.ragged_batch import PADDING_POSITION, RaggedBatch
-from dspark_jax.speculators_common.formats.compact.format import CompactDims, tensor_shapes
 from dspark_jax.speculators_common.heads.confidence_head import confident_length_after_first
+from tests.support.compact_oracle import (
+    LAYERS,
+    ROUNDS,
+    ROWS,
+    SOFT_CAPS,
+    TARGET_LAYERS,
+    TOLERANCE,
+    WIDTH,
+    Case,
+    recorded_case,
+)
 from tests.support.compilation import ordinary_compilation
 
-SOFT_CAPS = {"markov": None, "rnn": 6.0, "markov_sts": 11.0}
-ROWS, WIDTH, LAYERS, ROUNDS, TARGET_LAYERS = 4, 5, 2, 2, 6
-PAGE_SIZE, PAGES_PER_ROW = 4, 6
-TOLERANCE = 1e-4
 # name -> (thresholds, minimum confidence, steps), in the recorded order
 CASES: dict[str, tuple[list[float] | None, float | None, int]] = {
     "off": (None, None, 5),
@@ -49,109 +43,9 @@ CASES: dict[str, tuple[list[float] | None, float | None, int]] = {
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
-class Tables:
-    """The recorded tables of the target: untied, or tied where both are equal."""
-
-    def __init__(self, embedding: Any, head: Any, soft_cap: float | None) -> None:
-        self.embedding, self.head, self.soft_cap = jnp.asarray(embedding), jnp.asarray(head), soft_cap
-
-    def embed_tokens(self, ids: Int32[Array, "*axes"]) -> Float[Array, "*axes H"]:
-        return self.embedding[ids]
-
-    def lm_head(self, hidden: Float[Array, "*axes H"]) -> Float[Array, "*axes V"]:
-        return hidden @ self.head.T
-
-    def compute_logits(self, hidden: Float[Array, "*axes H"]) -> Float[Array, "*axes V"]:
-        logits = self.lm_head(hidden)
-        return logits if self.soft_cap is None else self.soft_cap * jnp.tanh(logits / self.soft_cap)
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    name: str
-    draft: dspark_compact.CompactDraft
-    tables: Tables
-    expected: dict[str, np.ndarray]
-    rounds: list[dict[str, Any]]
-
-    def row(self, index: int, row: int, name: str) -> np.ndarray:
-        return self.expected[f"r{index}.row{row}.{name}"]
-
-    def assert_rows_close(self, name: str) -> None:
-        """Our `name` of every row of every round is the recorded one; places beyond a row's own mean nothing."""
-        for index in range(ROUNDS):
-            for row in range(ROWS):
-                wanted = self.row(index, row, name)
-                ours = np.asarray(self.rounds[index][name][row])
-                ours = ours[tuple(slice(0, size) for size in wanted.shape)]
-                np.testing.assert_allclose(ours, wanted, rtol=0, atol=TOLERANCE, err_msg=f"round {index}, row {row}")
-
-
 @pytest.fixture(scope="module", params=list(SOFT_CAPS))
 def case(request: pytest.FixtureRequest, data_dir: Path) -> Case:
-    return _case(data_dir / "H_compact" / request.param)
-
-
-def _case(folder: Path) -> Case:
-    dims = CompactDims(hidden_size=64, vocab_size=199, rms_norm_eps=1e-6, num_layers=TARGET_LAYERS)
-    draft = dspark_compact.load(folder, dims=dims, target_id="tiny-target@64x199")
-    expected = load_file(folder / "expected.safetensors")
-    tables = Tables(expected["target.embed"], expected["target.lm_head"], SOFT_CAPS[folder.name])
-    one_round = jax.jit(functools.partial(_one_round, draft, tables))
-    cache = KVCache(
-        pages=KVPages.zeros(draft.kv_params(PAGE_SIZE), ROWS * PAGES_PER_ROW),
-        page_table=jnp.asarray(np.random.default_rng(0).permutation(ROWS * PAGES_PER_ROW).reshape(ROWS, -1), jnp.int32),
-        lengths=jnp.zeros((ROWS,), jnp.int32),
-    )
-    rounds = []
-    for index in range(ROUNDS):
-        counts, lengths = expected[f"r{index}.num_new_context"], expected[f"r{index}.context_lengths"]
-        taps = np.full((ROWS, counts.max(), 3 * 64), 1e3, np.float32)
-        positions = np.full((ROWS, counts.max()), PADDING_POSITION, np.int32)
-        for row, (count, length) in enumerate(zip(counts, lengths, strict=True)):
-            taps[row, :count] = expected[f"r{index}.row{row}.context_taps"]
-            positions[row, :count] = range(length - count, length)
-        cache, results = one_round(cache, taps, positions, lengths, expected[f"r{index}.anchors"])
-        rounds.append(results)
-    return Case(folder.name, draft, tables, expected, rounds)
-
-
-def _one_round(
-    draft: Any, tables: Tables, cache: KVCache, taps: Any, positions: Any, lengths: Any, anchors: Any
-) -> tuple[KVCache, dict[str, Any]]:
-    """A round over one paged cache, by the methods that the compiled round calls."""
-    context = draft.project_target_hidden(taps)
-    batch = RaggedBatch.rectangle(jnp.zeros_like(positions), positions)
-    cache = dataclasses.replace(draft.materialize_kv(batch.to_flat(context), batch, cache), lengths=lengths)
-    embeds = draft.embed_block(anchors, tables)
-    hidden = draft.forward_block(embeds, cache)
-    base_logits = draft.compute_logits(hidden, tables)
-    tokens, corrected = draft.draft_chain(base_logits, anchors, hidden=hidden)
-    confidence = draft.predict_confidence(hidden, anchors, tokens)
-    results = {
-        "context_feature": context,
-        "block_input": embeds,
-        "block_hidden": hidden,
-        "base_logits": base_logits,
-        "sampled_tokens": tokens,
-        "corrected_logits": corrected,
-        "confidence_logits": confidence,
-        "confidence": jax.nn.sigmoid(confidence),
-    }
-    x = embeds
-    for number, layer in enumerate(draft.layers):
-        keys, values = cache.read(number)
-        own_keys, own_values = layer.context_keys_values(x)
-        x = layer(x, cache, WIDTH)
-        found = {
-            "k_ctx": keys,
-            "v_ctx": values,
-            "k_block": own_keys.swapaxes(1, 2),
-            "v_block": own_values.swapaxes(1, 2),
-            "out": x,
-        }
-        results |= {f"layer{number}.{name}": value for name, value in found.items()}
-    return cache, results
+    return recorded_case(data_dir / "H_compact" / request.param)
 
 
 def test_the_files_say_what_the_draft_is(case: Case) -> None:
@@ -205,7 +99,7 @@ def test_logits_are_the_recorded_ones_before_and_after_the_sequence_head(case: C
 def test_the_round_that_a_user_runs_gives_the_recorded_values(name: str, data_dir: Path) -> None:
     """XLA's ordinary optimisation; the other tests compile quickly."""
     with ordinary_compilation():
-        ordinary = _case(data_dir / "H_compact" / name)
+        ordinary = recorded_case(data_dir / "H_compact" / name)
     for value in ("layer1.k_ctx", "layer1.out", "base_logits", "corrected_logits", "confidence_logits"):
         ordinary.assert_rows_close(value)
     for index in range(ROUNDS):
@@ -300,141 +194,3 @@ def _rows(case: Case, index: int, **options: Any) -> Any:
     return case.draft.forward_rows(
         context_kv, jnp.asarray(lengths), jnp.asarray(case.expected[f"r{index}.anchors"]), case.tables, **options
     )
-
-
-def _training(case: Case) -> dspark_compact.TrainingRows:
-    expected = case.expected
-    ends = np.cumsum(expected["train.seq_lens"])
-    return dspark_compact.training_rows(
-        np.split(expected["train.seq_ids"], ends[:-1]),
-        np.split(expected["train.seq_hidden"], ends[:-1]),
-        list(zip(expected["train.anchor_seq"].tolist(), expected["train.anchor_pos"].tolist(), strict=True)),
-        hidden_size=64,
-        block_size=WIDTH,
-        max_context=int(expected["train.max_context"][0]),
-    )
-
-
-def test_training_rows_are_the_recorded_ones(case: Case) -> None:
-    rows, expected = _training(case), case.expected
-    np.testing.assert_array_equal(rows.context_mask, expected["train.context_mask"])
-    np.testing.assert_array_equal(
-        rows.context_taps[rows.context_mask], expected["train.context_taps"][expected["train.context_mask"]]
-    )
-    np.testing.assert_array_equal(rows.previous, expected["train.prev_tokens"])
-    np.testing.assert_array_equal(rows.labels, expected["train.labels"])
-    np.testing.assert_array_equal(rows.target_hidden, expected["train.target_hidden"])
-
-
-def test_the_context_ends_before_the_anchor(case: Case) -> None:
-    """The last context row of every anchor is the state at t - 1; the state at t, which would give the first label
-    away, is in none.
-    """
-    rows = _training(case)
-    for row in range(ROWS):
-        at_anchor = rows.target_hidden[row, 0]
-        context = rows.context_taps[row][rows.context_mask[row]]
-        assert not (context[:, -64:] == at_anchor).all(axis=1).any()
-        sequence, t = int(case.expected["train.anchor_seq"][row]), int(case.expected["train.anchor_pos"][row])
-        start = int(case.expected["train.seq_lens"][:sequence].sum())
-        np.testing.assert_array_equal(context[-1], case.expected["train.seq_hidden"][start + t - 1])
-
-
-@pytest.fixture(scope="module")
-def trained(case: Case) -> dict[str, Any]:
-    """Training forward, loss and gradients on the recorded batch, whose padding holds junk."""
-    expected = case.expected
-    graphdef, params = nnx.split(case.draft, nnx.Param)
-
-    def loss_of(params: Any) -> tuple[Any, Any]:
-        draft = nnx.merge(graphdef, params)
-        taps, mask = jnp.asarray(expected["train.context_taps"]), jnp.asarray(expected["train.context_mask"])
-        rows = case.tables.embed_tokens(jnp.asarray(expected["train.anchor_tokens"]))
-        logits, confidence = draft.forward_train(
-            taps, mask, rows, jnp.asarray(expected["train.prev_tokens"]), case.tables
-        )
-        target_logits = case.tables.compute_logits(jnp.asarray(expected["train.target_hidden"]))
-        loss = dspark_compact.compact_loss(logits, confidence, target_logits, jnp.asarray(expected["train.labels"]))
-        hidden = draft.hidden_train(taps, mask, rows)
-        outputs = {
-            "block_hidden": hidden,
-            "base_logits": draft.compute_logits(hidden, case.tables),
-            "draft_logits": logits,
-        }
-        return loss.total, (
-            {**outputs, "confidence": confidence, "target_logits": target_logits, "anchor_emb": rows},
-            loss,
-        )
-
-    gradients, (outputs, loss) = jax.jit(jax.grad(loss_of, has_aux=True))(params)
-    flat = {".".join(str(key) for key in path): variable[...] for path, variable in nnx.to_flat_state(gradients)}
-    return {
-        "outputs": outputs,
-        "loss": loss,
-        "gradients": {name: flat[parameter_path(name)] for name in tensor_shapes(case.draft.config)},
-    }
-
-
-def test_the_training_forward_is_the_recorded_one(case: Case, trained: dict[str, Any]) -> None:
-    for name, value in trained["outputs"].items():
-        np.testing.assert_allclose(value, case.expected[f"train.{name}"], rtol=0, atol=TOLERANCE, err_msg=name)
-
-
-def test_the_training_forward_needs_no_mask_where_nothing_is_padded(case: Case) -> None:
-    expected = case.expected
-    full = int(np.flatnonzero(expected["train.context_mask"].all(axis=1))[0])
-    rows = slice(full, full + 1)
-    anchors = case.tables.embed_tokens(jnp.asarray(expected["train.anchor_tokens"][rows]))
-    logits, _ = case.draft.forward_train(
-        jnp.asarray(expected["train.context_taps"][rows]),
-        None,
-        anchors,
-        jnp.asarray(expected["train.prev_tokens"][rows]),
-        case.tables,
-    )
-    np.testing.assert_allclose(logits, expected["train.draft_logits"][rows], rtol=0, atol=TOLERANCE)
-
-
-def test_teacher_forcing_equals_the_chain_that_picks_the_same_tokens(case: Case) -> None:
-    base_logits, previous = (
-        jnp.asarray(case.expected["train.base_logits"]),
-        jnp.asarray(case.expected["train.prev_tokens"]),
-    )
-    labels = jnp.asarray(case.expected["train.labels"])
-    _, corrected = case.draft.draft_chain(base_logits, previous[:, 0], lambda logits, slot: labels[:, slot])
-    np.testing.assert_array_equal(corrected, case.draft.teacher_forced_logits(base_logits, previous))
-
-
-def test_every_loss_term_is_the_recorded_one(case: Case, trained: dict[str, Any]) -> None:
-    loss = trained["loss"]
-    recorded = {
-        "weights": loss.weights,
-        "ce_per_slot": loss.cross_entropy_per_slot,
-        "l1_per_slot": loss.l1_per_slot,
-        "accept_label": loss.acceptance,
-        "bce_per_slot": loss.confidence_per_slot,
-        "ce": loss.cross_entropy,
-        "tv": loss.distance,
-        "confidence": loss.confidence,
-        "total": loss.total,
-        "accept_per_position": loss.acceptance_per_slot,
-        "tau_per_anchor": loss.tau_per_anchor,
-        "tau": loss.tau_per_anchor.mean(),
-    }
-    assert {f"loss.{name}" for name in recorded} == {name for name in case.expected if name.startswith("loss.")}
-    for name, value in recorded.items():
-        wanted = case.expected[f"loss.{name}"]
-        np.testing.assert_allclose(np.reshape(value, wanted.shape), wanted, rtol=0, atol=TOLERANCE, err_msg=name)
-
-
-def test_gradients_are_the_recorded_ones(case: Case, trained: dict[str, Any]) -> None:
-    checked = 0
-    for name, gradient in trained["gradients"].items():
-        np.testing.assert_allclose(
-            np.linalg.norm(gradient), case.expected[f"grad_norm.{name}"][0], rtol=1e-3, atol=1e-5, err_msg=name
-        )
-        if f"grad.{name}" in case.expected:
-            wanted = case.expected[f"grad.{name}"]
-            np.testing.assert_allclose(np.reshape(gradient, wanted.shape), wanted, rtol=1e-3, atol=1e-5, err_msg=name)
-            checked += 1
-    assert checked == sum(name.startswith("grad.") for name in case.expected)

@@ -25,7 +25,8 @@ from tests.support.config_corruptions import (
     replaced,
     value_at,
 )
-from tests.support.config_strategies import DRAFTS, SLIDING, Raw
+from tests.support.config_strategies import SLIDING, Raw
+from tests.support.draft_strategies import DRAFTS
 from tests.support.target_strategies import TARGETS
 
 FAMILIES: dict[str, Any] = {**DRAFTS, **TARGETS}

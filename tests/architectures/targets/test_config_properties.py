@@ -25,7 +25,8 @@ from dspark_jax.speculators_common.formats.deepspec.gemma4_writer import to_deep
 from dspark_jax.speculators_common.formats.deepspec.writer import to_deepspec
 from dspark_jax.speculators_common.formats.speculators.writer import to_speculators
 from tests.support.config_checks import assert_buildable, entry_of, parsed
-from tests.support.config_strategies import DRAFTS, Sample, compact
+from tests.support.config_strategies import Sample
+from tests.support.draft_strategies import DRAFTS, compact
 from tests.support.target_strategies import TARGETS
 
 FAMILIES: dict[str, Any] = {**DRAFTS, **TARGETS}

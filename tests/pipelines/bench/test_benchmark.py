@@ -1,6 +1,4 @@
-"""The benchmark on a tiny pair: what it measures, its probes, its outputs and its arguments. Nothing here asserts a
-time.
-"""
+"""The benchmark of a tiny pair: its probes, its outputs and its options. No test asserts a time."""
 
 from __future__ import annotations
 
@@ -15,9 +13,10 @@ import pytest
 
 from dspark_jax.pipelines.bench import benchmark
 from dspark_jax.pipelines.bench import plot as benchmark_plot
-from dspark_jax.pipelines.bench.benchmark import ALL_SETS, Benchmark, BenchmarkOptions, PromptSet, run_benchmark
+from dspark_jax.pipelines.bench.benchmark import Benchmark, run_benchmark
 from dspark_jax.pipelines.bench.figures import Run
 from dspark_jax.pipelines.bench.machine import ReadProbe
+from dspark_jax.pipelines.bench.options import ALL_SETS, BenchmarkOptions, PromptSet
 from dspark_jax.pipelines.bench.probes import RoundClock, alternating_medians, stream_seconds
 from dspark_jax.pipelines.bench.report import as_json, as_text
 from dspark_jax.pipelines.checkpoints.loading import LoadedDraft, LoadedTarget, load_draft, load_target
@@ -211,8 +210,8 @@ def engine(pair: tuple[LoadedTarget, LoadedDraft]) -> Engine:
 
 
 def test_a_round_without_drafting_still_verifies_every_draft(engine: Engine) -> None:
-    """The programs of plain decoding, given drafts, are the verify-only round of which the draft's share is told."""
-    probe = engine.probe(num_drafts=3)
+    """The programs of plain decoding, with drafts in the state, run the round without drafting."""
+    probe = engine.probe(num_verified=3)
     clock = RoundClock(probe)
     clock.measure(4)
     clock.measure(4)
@@ -223,7 +222,7 @@ def test_a_round_without_drafting_still_verifies_every_draft(engine: Engine) -> 
 
 
 def test_an_empty_call_runs_no_round(engine: Engine) -> None:
-    probe = engine.probe(num_drafts=0)
+    probe = engine.probe(num_verified=0)
     assert probe.run_rounds(4)[1] == 5
     assert probe.run_empty(4) > 0
     assert probe.proposed.tolist() == [[-1] * 5]

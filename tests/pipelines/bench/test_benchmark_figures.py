@@ -1,4 +1,4 @@
-"""The arithmetic of a benchmark, on numbers worked out by hand."""
+"""The figures of a benchmark, computed from numbers that were worked out by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `--compare` says, from figures that are known."""
+"""The text of `--compare`, from known figures."""
 
 from __future__ import annotations
 

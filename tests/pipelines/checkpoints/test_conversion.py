@@ -1,4 +1,4 @@
-"""`dspark convert`: recorded drafts there and back, what they draft after it, and where the destination's tensors and
+"""`dspark convert`: converts recorded drafts in both directions, and checks what they draft and where tensors and
 fields come from.
 """
 
@@ -84,7 +84,7 @@ def test_a_draft_may_be_named_by_its_hugging_face_id(
 
 
 def drafted(folder: Path, expected: dict[str, np.ndarray], target: Path) -> dict[str, np.ndarray]:
-    """What the draft in `folder` gives for the four recorded rounds, as four rows over contexts of different length."""
+    """The drafts of the draft in `folder` for the four recorded rounds, as rows with contexts of different length."""
     loaded_target = load_target(target, jnp.float32)
     draft = load_draft(folder, loaded_target, jnp.float32).module
     starts = np.asarray([int(expected[f"r{index}.start"][0]) for index in range(4)])
@@ -123,7 +123,7 @@ def assert_recorded(folder: Path, expected: dict[str, np.ndarray], target: Path)
 def test_converted_drafts_draft_what_the_reference_recorded(
     variant: str, data_dir: Path, tmp_path: Path, capsys: Capture
 ) -> None:
-    """Both directions; the way back starts from the newer speculators layout, whose tables are the target's."""
+    """Both directions. The way back starts from the newer speculators layout, without tables."""
     source, target = data_dir / "A_deepspec_qwen3" / variant, data_dir / "D_loop" / "target"
     expected = load_file(source / "expected.safetensors")
     converted(capsys, source, tmp_path / "speculators", "--to", "speculators")
@@ -220,7 +220,7 @@ def test_every_tensor_keeps_its_own_dtype(data_dir: Path, tmp_path: Path, capsys
 def test_a_confidence_bias_that_is_not_there_is_written_as_zero(
     data_dir: Path, tmp_path: Path, capsys: Capture
 ) -> None:
-    """Published readers want the tensor."""
+    """Readers of the published format require the tensor."""
     source = copied(data_dir / "A_deepspec_qwen3" / "vanilla_bf16disk", tmp_path / "source")
     changed_tensors(source, lambda tensors: tensors.pop("confidence_head.proj.bias"))
     finished = converted(capsys, source, tmp_path / "out", "--to", "speculators")

@@ -1,4 +1,4 @@
-"""What `dspark convert` refuses, in one line that names it, and that no failure leaves anything behind."""
+"""`dspark convert` names in one line what it refuses, and leaves no files behind after any failure."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ def test_the_help_says_what_goes_where(capsys: Capture) -> None:
 def test_a_config_that_reads_otherwise_is_found_by_the_check_and_nothing_is_left(
     data_dir: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A writer with the taps of one convention under the name of the other."""
+    """A faulty writer: it writes the tap ids of one convention under the field of the other."""
     right = conversion.FORMATS["speculators"]
 
     def wrong(config: DraftConfig, **options: Any) -> dict[str, Any]:
@@ -257,7 +257,7 @@ def test_a_failing_disk_leaves_nothing(
 
 
 def test_drafts_that_differ_only_in_what_they_compute_are_told_apart(data_dir: Path) -> None:
-    """The check runs the modules: equal configs and parameters alone would not show this."""
+    """The check runs the modules, because configs and parameters are equal here."""
     target = load_target(data_dir / "D_loop" / "target", jnp.float32)
     first, second = (load_draft(data_dir / "D_loop" / "draft", target, jnp.float32) for _ in range(2))
     assert check_equal_drafts(first, second) == 27

@@ -1,6 +1,4 @@
-"""GGUF files: the same tensors and config as a Hugging Face directory of the model, and one clear error for whatever is
-not understood.
-"""
+"""GGUF files give the tensors and the config of a Hugging Face directory of the same model, or one clear error."""
 
 from __future__ import annotations
 
@@ -14,8 +12,9 @@ import numpy as np
 import pytest
 
 from dspark_jax.pipelines.checkpoints.checkpoint import open_target
-from dspark_jax.pipelines.checkpoints.gguf_checkpoint import dequantise, find_smollm2, open_gguf
-from dspark_jax.pipelines.checkpoints.gguf_file import read_gguf_header
+from dspark_jax.pipelines.checkpoints.gguf.checkpoint import find_smollm2, open_gguf
+from dspark_jax.pipelines.checkpoints.gguf.header import read_gguf_header
+from dspark_jax.pipelines.checkpoints.gguf.tensors import dequantise
 from dspark_jax.speculators_common.errors import DSparkError
 from tests.support.tiny_gguf import (
     HD,

@@ -1,4 +1,4 @@
-"""Names of checkpoints: what is on this machine wins, then the cache, then a download; one line where none helps."""
+"""Names of checkpoints: an existing path is used first, then the cache, then a download. Failures are one line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HAS_HUB = importlib.util.find_spec("huggingface_hub") is not None
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache, in a home of its own; nothing here may reach for the network."""
+    """An empty cache in a separate home directory. No test here may use the network."""
     for name in ENVIRONMENT:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -35,7 +35,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def files(tmp_path: Path) -> Path:
-    """The least that a checkpoint is made of."""
+    """The smallest set of files that is a checkpoint."""
     folder = tmp_path / "files"
     folder.mkdir()
     (folder / "config.json").write_text("{}")
@@ -228,9 +228,7 @@ def hub() -> Iterator[HubServer]:
 
 
 def resolved(name: str, endpoint: str) -> subprocess.CompletedProcess[str]:
-    """What `local_path` gives, or the line of its error, in a process of its own: the library reads its environment
-    once.
-    """
+    """The result of `local_path`, or its error line, in a new process: the library reads its environment only once."""
     script = (
         "import sys\n"
         "from dspark_jax.pipelines.checkpoints.hub import local_path\n"

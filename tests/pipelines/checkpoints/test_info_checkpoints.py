@@ -1,6 +1,4 @@
-"""`dspark info` on every checkpoint of the recorded sets, and on what their writers may leave open: told once, with the
-flag that overrules it.
-"""
+"""`dspark info` on every recorded checkpoint: each choice is shown once, with the flag that overrides it."""
 
 from __future__ import annotations
 
@@ -38,7 +36,7 @@ def _family(name: str, config: dict[str, Any]) -> tuple[str, str]:
 
 
 def _layout(directory: Path, config: dict[str, Any]) -> str:
-    """What the formats say, read from the raw file."""
+    """The expected layout, read from the raw file by the rules of the format."""
     compact = directory / "dspark.json"
     width = json.loads(compact.read_text())["config"]["gamma"] if compact.is_file() else config["block_size"]
     is_anchor_first = config.get("sample_from_anchor", True)

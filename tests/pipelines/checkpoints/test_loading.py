@@ -1,6 +1,4 @@
-"""Loading a pair: what is wrong with its tensors is one error that names the files, and is found before any weights are
-read.
-"""
+"""Loading a pair: faults in its tensors are one error that names the files, raised before any weights are read."""
 
 from __future__ import annotations
 

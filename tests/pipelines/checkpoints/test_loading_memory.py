@@ -1,4 +1,4 @@
-"""What loading holds in memory beyond the arrays that it leaves behind."""
+"""The memory that loading uses beyond the final arrays."""
 
 from __future__ import annotations
 

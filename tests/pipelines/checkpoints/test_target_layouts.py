@@ -1,5 +1,5 @@
-"""Targets in the layouts that other writers use give the very parameters of the usual one: fused experts, tied files
-that keep either table or both, configs without an architecture name.
+"""Targets in the layouts of other writers give the same parameters as the usual layout: fused experts, tied files that
+store either table or both, configs without an architecture name.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def parameters(folder: Path, dtype: Any = jnp.float32) -> dict[str, bytes]:
 
 
 def fused(tensors: Tensors, layer: int, experts: int) -> Tensors:
-    """The tensors with the experts of a layer in two tensors, as newer writers keep them."""
+    """The tensors with all experts of a layer in two tensors, as newer writers store them."""
     tensors, prefix = dict(tensors), f"model.layers.{layer}.mlp.experts"
     gate, up, down = (
         np.stack([tensors.pop(f"{prefix}.{expert}.{x}_proj.weight") for expert in range(experts)])

@@ -1,4 +1,4 @@
-"""Types of arguments: one value in, one clear sentence out."""
+"""The types of arguments: each refuses wrong values with one clear sentence."""
 
 from __future__ import annotations
 

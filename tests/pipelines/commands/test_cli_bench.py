@@ -1,4 +1,4 @@
-"""`dspark bench` as a command: what it refuses, and that nothing is read before."""
+"""`dspark bench` as a command: what it refuses, before any weights are read."""
 
 from __future__ import annotations
 

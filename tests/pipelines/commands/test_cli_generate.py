@@ -1,4 +1,4 @@
-"""`dspark generate`: what goes where, and what a user is told who got something wrong."""
+"""`dspark generate`: its outputs on stdout and stderr, its ways to give a prompt, and interruption."""
 
 from __future__ import annotations
 
@@ -10,51 +10,15 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import jax
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
 
-from dspark_jax.pipelines.checkpoints import loading
 from tests.support import text_pair, tiny_tokenizer
 from tests.support.hub_server import cached
-from tests.support.text_pair import Finished, RecordedPair, copied, dspark
+from tests.support.text_pair import RecordedPair, assert_refused, forbid_reading
 
 NEW_TOKENS = 24
-Capture = pytest.CaptureFixture[str]
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A compilation cache that all commands of this file use; afterwards JAX is as it was."""
-    names = ("jax_enable_compilation_cache", "jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
-    before = {name: jax.config.values[name] for name in (*names, "jax_persistent_cache_min_entry_size_bytes")}
-    yield tmp_path_factory.mktemp("compiled")
-    for name, value in before.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
-
-
-@pytest.fixture(scope="module")
-def pair(data_dir: Path) -> RecordedPair:
-    return text_pair.recorded_pair(data_dir)
-
-
-@pytest.fixture(scope="module")
-def texts(pair: RecordedPair, tmp_path_factory: pytest.TempPathFactory) -> RecordedPair:
-    return text_pair.with_text(pair, tmp_path_factory.mktemp("texts"))
-
-
-@pytest.fixture
-def run(capsys: Capture, cache: Path, pair: RecordedPair):
-    """`dspark generate` on the recorded pair in float32; the arguments may name other models."""
-
-    def generate(*arguments: object, target: Path = pair.target, draft: Path | None = pair.draft) -> Finished:
-        models = ["--target", target, *([] if draft is None else ["--draft", draft])]
-        return dspark(capsys, "generate", *models, "--dtype", "float32", "--compilation-cache", cache, *arguments)
-
-    return generate
 
 
 def _ids(ids: list[int]) -> str:
@@ -161,8 +125,8 @@ def test_template_variables_and_messages_reach_the_template(
     expected = tiny_tokenizer.byte_ids("noabx=y")
     assert prompt_ids("--prompts-file", tmp_path / "prompts.jsonl", *variables) == [expected, expected]
     assert prompt_ids("--prompt", "ab") == [tiny_tokenizer.byte_ids("yesab")]
-    _forbid_reading(monkeypatch)
-    _assert_refused(
+    forbid_reading(monkeypatch)
+    assert_refused(
         run("--prompt", "ab", "--template-var", "thinkin=1", target=target),
         "error: --template-var: found 'thinkin', allowed a variable that the template reads: thinking, word",
     )
@@ -185,8 +149,8 @@ def test_models_may_be_named_by_their_hugging_face_ids(
     )
     assert finished.out == _ids(pair.greedy(0, 4)) + "\n"
     assert str(snapshot) in finished.err
-    _forbid_reading(monkeypatch)
-    _assert_refused(
+    forbid_reading(monkeypatch)
+    assert_refused(
         run("--prompt-ids", "5", target=Path("org/target"), draft=Path("org/draft")),
         f"org/draft: no such directory, and as a Hugging Face id not in the cache {tmp_path}; HF_HUB_OFFLINE forbids",
     )
@@ -238,174 +202,9 @@ def test_comparing_shows_both_ways_and_that_they_agree(run, pair: RecordedPair) 
     assert "outputs are equal, token for token" in finished.err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            ["--prompt", "abc", "--confidence-threshold", "1.5"],
-            "argument --confidence-threshold: found '1.5', allowed a number >= 0 and <= 1",
-        ),
-        (["--prompt", "abc", "--confidence-threshold", "nan"], "argument --confidence-threshold: found 'nan'"),
-        (
-            ["--prompt", "abc", "--max-new-tokens", "0"],
-            "argument --max-new-tokens: found '0', allowed a whole number >= 1",
-        ),
-        (["--prompt", "abc", "--max-new-tokens", "many"], "argument --max-new-tokens: found 'many'"),
-        (["--prompt", "abc", "--num-speculative-tokens", "0"], "argument --num-speculative-tokens: found '0'"),
-        (
-            ["--prompt", "abc", "--partial-rotary-factor", "0"],
-            "argument --partial-rotary-factor: found '0', allowed a number > 0 and <= 1",
-        ),
-        (["--prompts-file", ""], "argument --prompts-file: found '', allowed the name of a file or directory"),
-        (["--prompt", "abc", "--draft", ""], "argument --draft: found ''"),
-        (["--prompt", "abc", "--target", ""], "argument --target: found ''"),
-        (["--prompt", "abc", "--dtype", "float16"], "argument --dtype: invalid choice"),
-        (["--prompt-ids", "5,,3"], "argument --prompt-ids: found '5,,3', allowed token ids with commas between them"),
-        (["--prompt-ids", "-5"], "argument --prompt-ids"),
-        (["--prompt", "abc", "--stop-ids", "x"], "argument --stop-ids: found 'x'"),
-        (["--prompt", "abc", "--template-var", "x"], "argument --template-var: found 'x', allowed NAME=VALUE"),
-        (["--prompt", "abc", "--template-var", "a-b=3"], "argument --template-var: found 'a-b=3', allowed NAME=VALUE"),
-        (["--prompt", "abc", "--no-such-flag"], "unrecognized arguments: --no-such-flag"),
-        (["--prompt", "abc", "--max-new", "3"], "unrecognized arguments: --max-new"),
-        (["--prompt", "abc", "--prompt-ids", "5"], "not allowed with argument"),
-        ([], "one of the arguments --prompt --prompts-file --prompt-ids is required"),
-    ],
-)
-def test_a_wrong_argument_is_refused_at_the_parser(run, arguments: list[str], message: str) -> None:
-    finished = run(*arguments)
-    assert finished.status == 2
-    assert finished.out == ""
-    assert message in finished.error
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--prompt", "abc", "--system", "no", "--raw"], "--system: found beside --raw"),
-        (["--prompt-ids", "5", "--raw"], "--raw: found beside --prompt-ids"),
-        (["--prompt-ids", "5", "--system", "no"], "--system: found beside --prompt-ids"),
-        (["--prompt", "abc", "--template-var", "a=1", "--raw"], "--template-var: found beside --raw"),
-        (["--prompt-ids", "5", "--template-var", "a=1"], "--template-var: found beside --prompt-ids"),
-        (
-            ["--prompt", "abc", "--template-var", "a=1", "--template-var", "a=2"],
-            "--template-var: found a twice, allowed each variable once",
-        ),
-        (["--prompt", "abc", "--stream", "--json"], "--stream: found beside --json"),
-        (["--prompt", "abc", "--stream", "--batch-size", "2"], "--stream: found beside --batch-size above 1"),
-        (["--prompt", "abc", "--compare", "--batch-size", "2"], "--compare: found beside --batch-size above 1"),
-        (["--prompts-file", "no_such_file.txt"], "no_such_file.txt: cannot be read: No such file"),
-        (["--prompt", "abc"], "error: --prompt: found text, allowed token ids: "),
-        (["--prompt", ""], "error: --prompt: found no text"),
-        (["--prompt-ids", "5,199"], "error: --prompt-ids: found token id [199], allowed ids 0..198"),
-        (["--prompt-ids", "5", "--stop-ids", "199"], "error: --stop-ids: found (199,), allowed ids 0..198"),
-        (
-            ["--prompt-ids", "5", "--num-speculative-tokens", "6"],
-            "error: --num-speculative-tokens: found 6, allowed 1..5",
-        ),
-        (["--prompt-ids", "5", "--max-seq-len", "513"], "error: --max-seq-len: found 513, allowed 2..512"),
-        (["--prompt-ids", "5,17,3", "--max-seq-len", "3"], "error: --prompt-ids: found 3 tokens, allowed at most 2"),
-        (["--prompt-ids", "5", "--batch-size", "1000000000"], "error: --batch-size, --max-seq-len: kv cache: found"),
-        (
-            ["--prompt-ids", "5", "--compilation-cache", "/dev/null/x"],
-            "--compilation-cache: found /dev/null/x (Not a directory)",
-        ),
-    ],
-)
-def test_what_cannot_be_served_is_one_line_before_weights_are_read(
-    run, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
-) -> None:
-    _forbid_reading(monkeypatch)
-    _assert_refused(run(*arguments), message)
-
-
-def test_flags_about_the_draft_need_one(run, monkeypatch: pytest.MonkeyPatch) -> None:
-    _forbid_reading(monkeypatch)
-    _assert_refused(run("--prompt-ids", "5", "--compare", draft=None), "--compare: found without --draft")
-    _assert_refused(
-        run("--prompt-ids", "5", "--num-speculative-tokens", 2, draft=None),
-        "--num-speculative-tokens: found 2, allowed only with a draft",
-    )
-    _assert_refused(
-        run("--prompt-ids", "5", "--confidence-threshold", 0.5, draft=None),
-        "--confidence-threshold: found 0.5, allowed only with a draft",
-    )
-
-
-def test_a_threshold_needs_a_confidence_head(run, data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _forbid_reading(monkeypatch)
-    draft = data_dir / "A_deepspec_qwen3" / "rank0_noconf"
-    refused = run("--prompt-ids", "5", "--confidence-threshold", 0.5, draft=draft)
-    _assert_refused(
-        refused,
-        f"--confidence-threshold: found 0.5, allowed 0: {draft / 'config.json'} describes a draft without confidence "
-        "head",
-    )
-
-
-def test_a_bad_prompt_in_a_file_is_named(
-    run, texts: RecordedPair, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    _forbid_reading(monkeypatch)
-    file = tmp_path / "prompts.txt"
-    file.write_text("abc\nwith blanks\n")
-    _assert_refused(run("--prompts-file", file, target=texts.target), f"{file}:2: prompt: found token id")
-    file.write_text("\n")
-    _assert_refused(run("--prompts-file", file, target=texts.target), f"{file}: found no prompt")
-
-
-def test_a_broken_checkpoint_is_named(run, pair: RecordedPair, tmp_path: Path) -> None:
-    ids = ("--prompt-ids", "5")
-    _assert_refused(run(*ids, target=tmp_path / "nowhere"), f"{tmp_path / 'nowhere'}: no such directory")
-    _assert_refused(run(*ids, target=pair.draft), "architectures: found 'Qwen3DSparkModel', a draft, allowed a target")
-    _assert_refused(run(*ids, draft=pair.target), "architectures: found 'Qwen3ForCausalLM', a target, allowed a draft")
-    unknown = copied(pair.target, tmp_path / "unknown", architectures=["Qwen3ForCausalML"])
-    _assert_refused(
-        run(*ids, target=unknown),
-        f"{unknown / 'config.json'}: architectures: unknown architecture 'Qwen3ForCausalML' (did you mean",
-    )
-    later = copied(pair.draft, tmp_path / "later", architectures=["DFlash2DraftModel"])
-    _assert_refused(
-        run(*ids, draft=later),
-        f"{later / 'config.json'}: architectures: unsupported architecture 'DFlash2DraftModel': DFlash2 drafts",
-    )
-    broken = copied(pair.draft, tmp_path / "broken")
-    content = (broken / "model.safetensors").read_bytes()
-    (broken / "model.safetensors").write_bytes(content[: len(content) // 2])
-    _assert_refused(run(*ids, draft=broken), f"{broken / 'model.safetensors'}: ")
-    (broken / "config.json").write_text("{")
-    _assert_refused(run(*ids, draft=broken), f"{broken / 'config.json'}: invalid JSON")
-
-
-def test_a_draft_for_another_target_is_refused(run, pair: RecordedPair, tmp_path: Path) -> None:
-    wider = copied(pair.draft, tmp_path / "wider", target_hidden_size=96)
-    _assert_refused(
-        run("--prompt-ids", "5", draft=wider),
-        f"{wider / 'config.json'}: does not fit the target",
-        "hidden size: the draft expects 96",
-    )
-    longer = copied(pair.draft, tmp_path / "longer", vocab_size=211)
-    _assert_refused(run("--prompt-ids", "5", draft=longer), "vocabulary: the draft expects 211, the target has 199")
-
-
-def _forbid_reading(monkeypatch: pytest.MonkeyPatch) -> None:
-    def read(*arguments: object, **options: object) -> None:
-        raise AssertionError("weights were read")
-
-    monkeypatch.setattr(loading, "fill_module", read)
-
-
-def _assert_refused(finished: Finished, *messages: str) -> None:
-    assert finished.status == 2
-    assert finished.out == ""
-    assert "Traceback" not in finished.err
-    assert finished.error.startswith("dspark: error: ")
-    for message in messages:
-        assert message in finished.error
-
-
 @pytest.fixture
 def interruptible() -> Iterator[None]:
-    """What a shell runs in the background ignores interrupts, and so would a child of it."""
+    """Make interrupts work: processes that a shell starts in the background ignore them, and so do their children."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

@@ -27,7 +27,7 @@ def pair(data_dir: Path) -> RecordedPair:
 
 
 def _fields(out: str) -> dict[str, str]:
-    """First word or two of a line -> the rest of it, which stands two blanks away or more."""
+    """The fields of the output: first words of a line -> the rest, which begins after two blanks or more."""
     return {name: value.strip() for name, _, value in (line.strip().partition("  ") for line in out.splitlines())} | {
         line.split()[0]: line.split()[1] for line in out.splitlines() if len(line.split()) == 2
     }

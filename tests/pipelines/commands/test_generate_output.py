@@ -1,4 +1,4 @@
-"""What `dspark generate` says after its outputs, from results that are known."""
+"""The lines that `dspark generate` prints after its outputs, from known results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The clock that tells compilation from everything else, and where the command line keeps compiled programs."""
+"""The clock of compilation time, and the directory of the compilation cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many drafts a round has when nobody says: what the checkpoint states, else what is fast on the platform."""
+"""The default k: what the checkpoint states, else a number that is fast on the platform."""
 
 from __future__ import annotations
 

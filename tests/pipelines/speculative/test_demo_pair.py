@@ -42,7 +42,7 @@ def completions(target: LoadedTarget) -> list[Completion]:
 
 @pytest.fixture(scope="module")
 def plain(target: LoadedTarget) -> list[Completion]:
-    """All requests beside each other: a row's text does not depend on its neighbours."""
+    """All requests in one batch: the text of a row does not depend on other rows."""
     return Engine(target.module, None, EngineOptions(max_seq_len=256, batch_size=len(REQUESTS))).generate(REQUESTS)
 
 

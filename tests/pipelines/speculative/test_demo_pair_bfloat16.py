@@ -34,7 +34,7 @@ def target() -> LoadedTarget:
 
 
 def test_bfloat16_texts_are_those_of_plain_decoding(target: LoadedTarget) -> None:
-    """Rounding makes near-ties common in bfloat16; every row of a round has to be the very row of a plain step."""
+    """Near-ties are common in bfloat16, so every verified row must equal the same row of a plain step bit for bit."""
     options = EngineOptions(max_seq_len=250, num_speculative_tokens=3)
     draft = load_draft(DRAFT, target, jnp.bfloat16).module
     requests = [
@@ -51,9 +51,7 @@ def test_bfloat16_texts_are_those_of_plain_decoding(target: LoadedTarget) -> Non
 
 
 def test_the_programs_that_a_user_runs_move_no_cache_and_no_table(target: LoadedTarget) -> None:
-    """Real sizes and all of XLA's optimisations: it is the large arrays that a compiler likes to bring into another
-    order.
-    """
+    """Uses real sizes and all optimisations of XLA, because a compiler reorders large arrays only."""
     for draft in (load_draft(DRAFT, target, jnp.bfloat16).module, None):
         drafts = 0 if draft is None else draft.config.num_drafts
         programs = Programs(target.module, draft, num_speculative_tokens=drafts, page_size=64, max_rounds=4)

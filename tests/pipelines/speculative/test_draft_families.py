@@ -43,7 +43,7 @@ def _draft(family: str, dtype: str) -> LoadedDraft:
 
 @functools.cache
 def _engine(family: str | None, batch_size: int, dtype: str) -> Engine:
-    """One engine for all tests of a setting, warm."""
+    """One engine, warmed up, for all tests of a setting."""
     draft = None if family is None else _draft(family, dtype).module
     options = EngineOptions(max_seq_len=48, batch_size=batch_size, page_size=64, prefill_chunks=(4,), rounds_per_call=8)
     engine = Engine(_target(dtype).module, draft, options)
@@ -92,7 +92,7 @@ def test_the_text_is_that_of_plain_decoding_and_nothing_is_compiled_on_the_way(f
 @pytest.mark.slow
 @pytest.mark.parametrize(("family", "batch_size"), list(zip(FAMILIES, itertools.cycle((1, 5)), strict=False)))
 def test_bfloat16_generates_without_compilation_too(family: str, batch_size: int) -> None:
-    """Every family, and rows alone and together in turn."""
+    """Every family, with rows alone and together."""
     engine = _engine(family, batch_size, "bfloat16")
     with _no_compilation():
         completions = _completions(engine)
@@ -109,7 +109,7 @@ def test_bfloat16_generates_without_compilation_too(family: str, batch_size: int
     ],
 )
 def test_gemma_targets_say_the_same_with_a_draft(target: str, draft: str, data_dir: Path) -> None:
-    """Recorded checkpoints of equal sizes: scaled embeddings and soft-capped heads on both sides."""
+    """Recorded checkpoints of equal sizes, with scaled embeddings and soft-capped heads in target and draft."""
     loaded = load_target(data_dir / "E_targets" / target, jnp.float32)
     module = load_draft(data_dir / draft, loaded, jnp.float32).module
     options = EngineOptions(max_seq_len=32, batch_size=5, page_size=64, prefill_chunks=(12,), rounds_per_call=8)
@@ -121,7 +121,9 @@ def test_gemma_targets_say_the_same_with_a_draft(target: str, draft: str, data_d
 
 @pytest.mark.parametrize(("family", "fewest"), [("deepspec gemma4", 0), ("compact", 1), ("compact, thresholds", 1)])
 def test_each_draft_decides_itself_how_short_a_proposal_may_be(family: str, fewest: int) -> None:
-    """At a threshold that no confidence reaches, a compact draft still proposes its first token; the others nothing."""
+    """At a threshold that no confidence reaches, a compact draft still proposes its first token. Other drafts propose
+    nothing.
+    """
     engine = _engine(family, 5, "float32")
     completions = _completions(engine, confidence_threshold=1.0)
     assert [completion.output_ids for completion in completions] == _plain()
@@ -149,7 +151,7 @@ def test_fewer_drafts_than_the_block_gives_can_be_asked_for() -> None:
 
 
 def test_what_was_loaded_is_what_the_files_say() -> None:
-    """Family, layout, tables: one line for each."""
+    """Family, number of drafts and tables of each draft."""
     found = {name: _draft(name, "float32") for name in FAMILIES}
     lines = {
         name: (draft.config.family, draft.config.num_drafts, draft.tables.embed_tokens, draft.tables.lm_head)

@@ -1,8 +1,8 @@
-"""Requests come, go and are sent back in any order, through fewer pages than they need: each gets the text that it has
-alone.
+"""Requests arrive, are cancelled and are preempted in any order, with fewer pages than they need. Each gets the text
+that it has alone.
 
-The text alone comes from a twin that knows no cache and no batch. Which steps occurred is counted, so that the test
-cannot pass by never mixing, packing or preempting.
+The expected text comes from a twin without cache and batch. The test counts which steps ran, so that it cannot pass
+without mixed steps, packing and preemption.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _engine() -> Engine:
 
 @dataclasses.dataclass(frozen=True)
 class Submit:
-    """A request for one of the prompts."""
+    """Submit a request for one of the prompts."""
 
     prompt: int
     budget: int
@@ -49,14 +49,14 @@ class Submit:
 
 @dataclasses.dataclass(frozen=True)
 class Cancel:
-    """The end of one of the requests so far, running or not."""
+    """Cancel one of the requests so far, whether it runs or not."""
 
     which: int
 
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """Some work, by one of the two drivers."""
+    """Call `Engine.step` with one of the two drivers."""
 
     stream: bool
 
@@ -137,7 +137,7 @@ def test_the_sequences_mixed_packed_and_sent_rows_back() -> None:
     counters = _engine().counters
     assert counters.mixed_steps > 20
     assert counters.packed_calls > 20
-    assert counters.sent_back > 10
+    assert counters.preempted > 10
     assert counters.prompt_chunks > 20
 
 

@@ -1,5 +1,5 @@
-"""Where a request ends: stop tokens and budgets inside a block, the longest sequence, and a page pool that is too small
-for all at once.
+"""Where a request ends: at stop tokens and budgets inside a block, at the longest sequence, and with a page pool that
+is too small for all requests at once.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _planted_pair() -> tuple[Any, Any]:
 
 @pytest.fixture(scope="module")
 def engine() -> Engine:
-    """Three rows, but pages for two requests of 20 new tokens."""
+    """Three rows, but only the pages for two requests of 20 new tokens."""
     return Engine(*_planted_pair(), OPTIONS)
 
 
@@ -57,9 +57,7 @@ def _scripted(num_tokens: int, *, stopped: bool) -> list[tuple[int, int]]:
 
 @DRIVERS
 def test_a_stop_token_ends_the_text_at_every_place_of_a_block(engine: Engine, stream: bool) -> None:
-    """The cuts reach the counters too: a stop among accepted drafts ends the round without a token of the
-    target's own.
-    """
+    """The counters are cut, too: a stop token among accepted drafts ends the round without a bonus token."""
     lengths = range(1, 15)
     completions = engine.generate([_request(stop_ids=(CYCLE[length - 1],)) for length in lengths], stream=stream)
     kinds = set()
@@ -106,8 +104,8 @@ def test_a_stop_token_at_the_last_token_of_the_budget_is_a_stop(engine: Engine) 
 
 @DRIVERS
 def test_requests_wait_for_pages_and_all_complete(engine: Engine, stream: bool) -> None:
-    """Seven requests, pages for two whole ones at a time: rows take pages as they grow, and the one that came last
-    gives them away and comes back. The order of completion is free, the results are in request order.
+    """Seven requests, with pages for two whole ones. Rows take pages as they grow, and the last admitted row is
+    preempted. The order of completion is free; results are in the order of requests.
     """
     budgets = (20, 17, 19, 20, 18, 20, 17)
     requests = [
@@ -210,7 +208,7 @@ def test_a_request_that_outgrows_the_page_pool_ends_there() -> None:
 
 
 def test_every_request_of_a_long_queue_is_as_alone(engine: Engine) -> None:
-    """Fourteen requests of mixed kinds through three rows equal the same requests one by one."""
+    """Fourteen requests of several kinds on three rows give the same results as one by one."""
     kinds = itertools.product((1, 4, 11), ((), (CYCLE[6],)), (0, 5))
     requests = [
         _request(prompt_ids=cycle_from(start, 3), max_new_tokens=budget, stop_ids=stops)

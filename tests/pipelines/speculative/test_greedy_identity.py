@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 @functools.cache
 def _texts() -> tuple[tuple[int, ...], ...]:
-    """The tokens that matter to a bigram: the last of each prompt and what plain decoding adds."""
+    """The tokens that a bigram draft sees: the last of each prompt, and the output of plain decoding."""
     return tuple((prompt[-1], *text) for prompt, text in zip(PROMPTS, plain_greedy(PROMPTS, NEW_TOKENS), strict=True))
 
 
@@ -57,10 +57,10 @@ DRAFTS: dict[str, Callable[[], TinyCheckpoint]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """One engine: which draft, how many drafts a round, how prompts are cut and rows are batched, and which driver."""
+    """The settings of one engine: its draft, k, the widths of prompt chunks, the batch size and the driver."""
 
     draft: str | None
-    num_drafts: int | None = None
+    num_speculative_tokens: int | None = None
     batch_size: int = 8
     chunks: tuple[int, ...] = (4,)
     stream: bool = False
@@ -68,7 +68,7 @@ class Setting:
     def completions(self) -> list[Completion]:
         pair: tuple[Any, Any] = load_pair(random_target(), None if self.draft is None else DRAFTS[self.draft]())
         options = EngineOptions(
-            num_speculative_tokens=self.num_drafts,
+            num_speculative_tokens=self.num_speculative_tokens,
             max_seq_len=40,
             batch_size=self.batch_size,
             page_size=8,
@@ -98,7 +98,9 @@ def test_the_text_is_that_of_plain_decoding(setting: Setting) -> None:
     assert different == []
     rounds = [accepted for completion in completions for _, accepted in completion.rounds]
     if setting.draft == "bigram":
-        assert set(rounds) == set(range((setting.num_drafts or 0) + 1)), "some accept pattern was never tried"
+        assert set(rounds) == set(range((setting.num_speculative_tokens or 0) + 1)), (
+            "some accept pattern was never tried"
+        )
     if setting.draft in (None, "adversarial"):
         assert set(rounds) == {0}
 

@@ -1,8 +1,8 @@
-"""The whole speculative loop against DeepSpec's evaluation loop: five runs of four prompts, all four in one batch, by
+"""The whole speculative loop against DeepSpec's evaluation loop: five runs of four prompts, all four in one batch, with
 both drivers.
 
-The reference goes on while the committed length is below prompt + budget, which is one token more than its budget
-names, and cuts the ids afterwards. So the engine runs with one token more and the ids are cut here.
+The reference continues while the committed length is below prompt + budget, which gives one token more than the budget,
+and cuts the ids afterwards. So the engine gets a budget of one token more, and the ids are cut here.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _request(expected: dict[str, np.ndarray], run: str, prompt: int) -> Request:
 
 
 def _acceptance_lengths(completion: Completion) -> list[int]:
-    """Accepted + 1 per round; a round that an accepted stop token ends has no token of the target's own."""
+    """Accepted + 1 per round. A round that ends with an accepted stop token has no bonus token."""
     lengths = [accepted + 1 for _, accepted in completion.rounds]
     if completion.finish_reason == "stop" and len(completion.output_ids) - 1 < sum(lengths):
         lengths[-1] -= 1
@@ -102,7 +102,7 @@ def test_text_and_every_round_are_the_reference_s(
 
 
 def test_plain_decoding_says_the_recorded_greedy_ids(pair: tuple[Any, Any], expected: dict[str, np.ndarray]) -> None:
-    """By the target alone, decoded anew."""
+    """Decoded again by the target alone."""
     options = EngineOptions(
         batch_size=len(PROMPTS), max_seq_len=80, page_size=16, prefill_chunks=(8,), rounds_per_call=20
     )
@@ -114,7 +114,7 @@ def test_plain_decoding_says_the_recorded_greedy_ids(pair: tuple[Any, Any], expe
 
 
 def test_runs_without_a_stop_token_say_what_plain_decoding_says(expected: dict[str, np.ndarray]) -> None:
-    """The records themselves: what the other tests compare with is greedy text."""
+    """Checks the records: the ids that other tests compare with are greedy text."""
     for prompt, run in itertools.product(PROMPTS, ("thr0", "thr05", "thr1")):
         assert expected[f"p{prompt}.{run}.output_ids"].tolist() == expected[f"p{prompt}.greedy_ids"].tolist()
 
@@ -133,7 +133,7 @@ def test_the_stop_runs_end_inside_a_block_at_its_end_and_at_the_first_token(
 
 @pytest.fixture(scope="module", params=["quick", "ordinary"])
 def rounds(request: pytest.FixtureRequest, pair: tuple[Any, Any]) -> Iterator[Rounds]:
-    """The step under both compilations: the second is the program that a user runs."""
+    """The step under both compilations. The second is the program that a user runs."""
     with ordinary_compilation() if request.param == "ordinary" else contextlib.nullcontext():
         jax.clear_caches()  # pairs of equal structure share their programs
         yield Rounds(*pair, num_rows=len(PROMPTS), width=20, page_size=16, pages_per_row=5)

@@ -1,5 +1,5 @@
-"""A round for a TPU or a GPU, made on a machine that has only a CPU: it has that platform's layouts, is lowered for it,
-and says the same.
+"""A round for a TPU or a GPU, traced on a machine with a CPU only: it has that platform's layouts, can be lowered for
+it, and gives the same text.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
 def _abstract(checkpoint: TinyCheckpoint, platform: Platform, dtype: Any) -> Any:
-    """The module of a checkpoint for `platform`, with shapes in the place of arrays."""
+    """The module of a checkpoint for `platform`, with shapes instead of arrays."""
     entry = retrieve(checkpoint.config["architectures"][0])
     config = entry.parse_config(checkpoint.config, "config.json", None)
     tables = {} if entry.kind == "target" else {"tables": tables_of(config, checkpoint.tensors.keys())}
@@ -86,7 +86,7 @@ def test_a_round_for_an_accelerator_has_none_of_the_cpu_s_layouts(name: str) -> 
 
 
 def test_the_same_round_for_a_cpu_has_them() -> None:
-    """What the test above looks for is there to be found."""
+    """Control: the CPU program has what the test above must not find."""
     traced, state = _traced_round(Platform.of("cpu"), jnp.bfloat16)
     text = str(traced.jaxpr)
     assert "u16[" in text
@@ -108,7 +108,7 @@ def test_only_a_cpu_keeps_a_copy_of_a_tied_table_and_turned_kernels() -> None:
 
 
 def test_a_program_for_a_tpu_gives_the_same_text_on_a_cpu() -> None:
-    """In float32, tied head and all: prompts of several lengths, both drivers' rounds and their acceptance."""
+    """In float32 with a tied head: prompts of several lengths, with both drivers; rounds and acceptance are equal."""
     pair = load_pair(_tied_target(), random_draft(markov_rank=6))
     tpu = Platform.of("tpu")
     twins = [

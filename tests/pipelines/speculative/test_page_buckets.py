@@ -1,4 +1,4 @@
-"""Requests that outgrow a page bucket: neither text nor proposals depend on which bucket a round happens to read."""
+"""Requests that grow beyond a page bucket: text and proposals do not depend on the bucket of a round."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def pair(data_dir: Path) -> tuple[LoadedTarget, LoadedDraft]:
 
 
 def _requests() -> list[Request]:
-    """Prompts that end just before, at and after the edge, and one that lives far beyond it."""
+    """Prompts that end just before, at and after the edge of a bucket, and one far beyond it."""
     ids = np.random.default_rng(5).integers(0, 198, size=400).tolist()
     return [
         request_for(prompt_ids=tuple(ids[:length]), max_new_tokens=NEW_TOKENS)

@@ -1,4 +1,4 @@
-"""The page pool against a table of holders, through random sequences of calls."""
+"""The page pool against a model with a list per holder, in random sequences of calls."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Planted pairs: acceptance is exact when layout, taps, masks and context are right, and gone when one of them is
+"""Planted pairs: every draft is accepted when layout, taps, masks and context are right, and none when one of them is
 wrong.
 
-Every plant is in its own row of a batch of three, beside an unused one. The text must be the target's whatever the
-draft does.
+Each planted row is in a batch of three, with an unused row. The text must be that of the target in all cases.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ def _rounds(plant: DraftPlant, forced: Layout | None = None) -> Rounds:
 
 
 def _accepted(rounds: Rounds, prompt: tuple[int, ...], *, count: int = 5) -> list[int]:
-    """Accepted drafts of the first `count` rounds after `prompt`; the text is checked on the way."""
+    """Accepted drafts of the first `count` rounds after `prompt`. The text is checked as well."""
     first = rounds.start(ROW, prompt)
     assert first == successor(prompt[-1])
     return _accepted_from(rounds, first, count=count)
@@ -96,8 +95,8 @@ def test_the_engine_reports_a_full_acceptance_as_tau() -> None:
 
 
 def test_in_bfloat16_the_text_is_the_target_s_with_and_without_the_draft() -> None:
-    """The target's answers are far apart, so rounding decides nothing: caches and tables in their bfloat16 form must do
-    as the others.
+    """The target's logits are far apart, so rounding cannot change the text; this tests caches and tables in their
+    bfloat16 form.
     """
     plant = DraftPlant(markov=spoiled({2, 9, 17}), needs_good=True, good=[GOOD], bad=[BAD])
     target, draft = planted_pair(plant, dtype=jnp.bfloat16)
@@ -112,9 +111,7 @@ def test_in_bfloat16_the_text_is_the_target_s_with_and_without_the_draft() -> No
 
 
 def test_a_pruned_vocabulary_conditions_on_target_ids() -> None:
-    """Every draft id differs from its target id; the tokens that are missing end a run, the others are found through
-    d2t.
-    """
+    """Every draft id differs from its target id. Tokens outside the draft vocabulary end a run of accepted drafts."""
     missing = (CYCLE[4], CYCLE[11])
     ids = tuple(token for token in range(1, 27) if token not in missing)
     rounds = _rounds(DraftPlant(draft_ids=ids))
@@ -127,14 +124,14 @@ def test_a_pruned_vocabulary_conditions_on_target_ids() -> None:
 
 
 def test_padding_ids_of_the_draft_vocabulary_are_never_proposed() -> None:
-    """The head prefers the padding by far; a proposal of one could not be accepted."""
+    """The head gives padding ids the highest logits. A proposal of one could not be accepted."""
     rounds = _rounds(DraftPlant(padded_ids=5))
     assert _accepted(rounds, cycle_from(3, 3)) == [BLOCK] * 5
 
 
 def test_a_draft_of_any_token_can_be_accepted() -> None:
-    """A target that repeats its last token for ever, and a draft that knows it: no id is special, not the mask's and
-    not 0.
+    """A target that repeats its last token, and a draft that does the same: no id is special, including 0 and the mask
+    id.
     """
     rounds = Rounds(
         *planted_pair(DraftPlant(markov=lambda token: token), target=planted_target(lambda token: token)),
@@ -147,8 +144,8 @@ def test_a_draft_of_any_token_can_be_accepted() -> None:
 
 
 def test_a_row_whose_draft_overflows_is_not_drafted_in_that_round_and_its_neighbours_are() -> None:
-    """The features of a marked row are infinite, every other row's are not. The row is reported, and nothing infinite
-    reaches the pages.
+    """The features of a marked row are infinite, those of other rows are not. The row is reported, and nothing infinite
+    is stored.
     """
     plant = dataclasses.replace(KNOWS_ALL, tap=1, bad=[BAD, layer_mark(0)], feature_scale=3e38)
     rounds = Rounds(*planted_pair(plant, target=planted_target(num_layers=2)), num_rows=NUM_ROWS)
@@ -166,7 +163,7 @@ def test_a_row_whose_draft_overflows_is_not_drafted_in_that_round_and_its_neighb
 
 
 class TestRowsThatMustNotBeSeen:
-    """PD-5: one marked row in sight, and every draft is wrong."""
+    """PD-5: if one marked row is visible, every draft is wrong."""
 
     def test_the_detector_goes_off_for_a_mark_in_sight(self) -> None:
         rounds = _rounds(LEAK_DETECTOR)
@@ -175,7 +172,7 @@ class TestRowsThatMustNotBeSeen:
         assert _accepted(rounds, (CYCLE[3], CYCLE[4], BAD)) == [0] * 5
 
     def test_rejected_drafts_leave_no_row_behind(self) -> None:
-        """The draft proposes the marked token itself now and then, so the marked rows are those of rejected drafts."""
+        """The draft sometimes proposes the marked token itself, so the marked rows are those of rejected drafts."""
         plant = dataclasses.replace(LEAK_DETECTOR, markov=spoiled(range(0, 24, 5), wrong=BAD))
         expected = scripted_rounds(plant.markov, CYCLE[0], BLOCK, 8)
         assert _accepted(_rounds(plant), cycle_from(22, 2), count=8) == expected
@@ -206,7 +203,7 @@ class TestRowsThatMustNotBeSeen:
         assert _accepted_from(rounds, first, count=4) == [BLOCK] * 4
 
     def test_rows_from_the_committed_length_on_are_not_seen(self) -> None:
-        """All stored rows but the last are cut off by the length alone."""
+        """Only the committed length hides the stored rows here."""
         rounds = _rounds(LEAK_DETECTOR)
         rounds.start(ROW, (CYCLE[3], BAD, BAD, BAD))
         committed, anchor = rounds.rows.committed.at[ROW].set(1), rounds.rows.anchor.at[ROW].set(CYCLE[4])
@@ -215,16 +212,14 @@ class TestRowsThatMustNotBeSeen:
         assert _accepted_from(rounds, CYCLE[4], count=3) == [0, BLOCK, BLOCK]
 
     def test_a_window_ends_where_the_anchor_says(self) -> None:
-        """The window of 6 counts from the anchor: a mark at distance 6 is the oldest row in sight, at distance 7 it is
-        gone.
-        """
+        """The window of 6 counts from the anchor: a mark at distance 6 is visible, at distance 7 it is not."""
         rounds = _rounds(dataclasses.replace(LEAK_DETECTOR, window=6))
         assert _accepted(rounds, (BAD, *cycle_from(3, 5)), count=1) == [0]
         assert _accepted(rounds, (BAD, *cycle_from(3, 6)), count=4) == [BLOCK] * 4
 
 
 class TestRowsThatMustBeSeen:
-    """PD-6: without the marked row in sight every draft is wrong."""
+    """PD-6: unless the marked row is visible, every draft is wrong."""
 
     def test_the_detector_goes_off_without_a_mark_and_when_the_stored_row_is_lost(self) -> None:
         rounds = _rounds(GAP_DETECTOR)
@@ -237,7 +232,7 @@ class TestRowsThatMustBeSeen:
         assert _accepted_from(rounds, first, count=3) == [0] * 3
 
     def test_every_prompt_row_is_in_the_context(self) -> None:
-        """Also those of the chunk before the last one, and the last prompt token."""
+        """Including the rows of the chunk before the last one, and of the last prompt token."""
         rounds = _rounds(GAP_DETECTOR)
         for place in range(10):
             prompt = [*cycle_from(3, 10)]
@@ -245,7 +240,7 @@ class TestRowsThatMustBeSeen:
             assert _accepted(rounds, tuple(prompt), count=2) == [BLOCK] * 2, place
 
     def test_every_generated_row_is_in_the_context(self) -> None:
-        """Nothing is accepted until the marked token itself is committed; from then on everything is."""
+        """No draft is accepted until the marked token is committed; then all are."""
         marked = 8
         rounds = _rounds(DraftPlant(needs_good=True, good=[CYCLE[marked]]))
         # The first anchor has number 3; one token a round brings the anchor to `marked` after 5 rounds, and past it
@@ -262,8 +257,8 @@ class TestRowsThatMustBeSeen:
 
 
 def test_only_the_tap_that_the_config_names_gives_the_right_features() -> None:
-    """Layer 0 leaves the mark that is needed, layer 1 the mark that spoils: only the stream between them carries the
-    first alone.
+    """Layer 0 adds the mark that is needed, layer 1 the mark that spoils: only the stream between them has the first
+    one alone.
     """
     plant = DraftPlant(needs_good=True, good=[layer_mark(0)], bad=[layer_mark(1)], tap=1)
     target, draft = planted_pair(plant, target=planted_target(num_layers=2))

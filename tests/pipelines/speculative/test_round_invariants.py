@@ -1,7 +1,6 @@
-"""What a row gets depends on its own text alone: not on its neighbours, its slot, its pages, how its prompt was cut or
-how many drafts were asked for.
+"""A row's results depend on its own text alone: not on other rows, its slot, its pages, the chunks of its prompt, or k.
 
-A random target with a draft that is accepted now and then; the state is compared between rounds.
+A random target with a draft that is sometimes accepted; the state is compared between rounds.
 """
 
 from __future__ import annotations
@@ -85,7 +84,7 @@ def test_the_slot_of_a_request_does_not_matter() -> None:
 
 
 def test_a_used_row_with_used_pages_is_as_a_fresh_one() -> None:
-    """INV-46. The second request gets the first one's row and its pages, in the reverse order."""
+    """INV-46. The second request gets the first one's row, and its pages in reverse order."""
     batch, _ = _started(dict(enumerate(RAGGED)))
     for _ in range(NUM_ROUNDS):
         batch.step()
@@ -95,7 +94,7 @@ def test_a_used_row_with_used_pages_is_as_a_fresh_one() -> None:
 
 
 def test_prompts_and_decoding_share_a_step() -> None:
-    """Row 2 takes its prompt, and row 4 waits with none, while rows 0 and 1 decode."""
+    """Row 2 takes its prompt and row 4 waits for its own, while rows 0 and 1 decode."""
     batch, first = _started({0: RAGGED[0], 1: RAGGED[1]})
     batch.admit(2)
     batch.admit(4)
@@ -139,7 +138,7 @@ def test_prompt_chunks_of_any_size_leave_the_same_context_and_the_same_drafts(wi
 
 
 def test_after_every_round_the_caches_equal_a_fresh_run_over_the_committed_text() -> None:
-    """INV-39, INV-40: after `a` accepted drafts exactly a + 1 rows were added, from the tokens that were kept."""
+    """INV-39, INV-40: after `a` accepted drafts exactly a + 1 rows were added, those of the committed tokens."""
     batch, first = _started(dict(enumerate(RAGGED)))
     texts = {row: [*prompt, first[row]] for row, prompt in enumerate(RAGGED)}
     patterns = set()
@@ -159,7 +158,7 @@ def test_after_every_round_the_caches_equal_a_fresh_run_over_the_committed_text(
 
 
 def test_what_lies_beyond_the_committed_length_does_not_matter() -> None:
-    """Rejected rows are overwritten with large values after every round, in both caches: nothing changes."""
+    """Rows of rejected drafts are overwritten with large values after every round, in both caches. Nothing changes."""
     clean, _ = _started(dict(enumerate(RAGGED)))
     poisoned, _ = _started(dict(enumerate(RAGGED)))
     for _ in range(NUM_ROUNDS):
@@ -185,7 +184,7 @@ def test_the_poison_of_the_last_test_is_felt_one_row_earlier() -> None:
 
 
 def _poisoned(rounds: Rounds, pages: KVPages | None, *, reach: int = 0) -> KVPages:
-    """`pages` with 1e4 in every slot from the committed length of its row (less `reach`) on."""
+    """`pages` with 1e4 in every position from the committed length of its row, less `reach`, on."""
     assert pages is not None
     position = np.arange(rounds.pages_per_row * rounds.page_size).reshape(rounds.pages_per_row, rounds.page_size)
     beyond = position[None] >= np.asarray(rounds.rows.committed)[:, None, None] - reach

@@ -1,5 +1,5 @@
-"""What is compiled: one executable per kind. It updates its state in place, keeps to the device, moves no whole cache
-or table, stays compiled.
+"""Properties of the compiled programs: one executable per kind, state updated in place, no host calls, no copies of
+whole caches or tables, no recompilation.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import pytest
 from dspark_jax.pipelines.speculative.engine import Engine, EngineOptions
 from dspark_jax.pipelines.speculative.programs import Programs
 from dspark_jax.pipelines.speculative.state import RoundState
+from tests.support.compilation import quick_compilation
 from tests.support.hlo_text import Shape, host_calls, instructions, whole_array_moves
 from tests.support.random_pairs import VOCAB, random_draft, random_prompts, random_target
 from tests.support.requests import request_for
@@ -26,12 +27,10 @@ from tests.support.tiny_checkpoints import load_pair
 NUM_PAGES, PAGE_SIZE, PAGES_PER_ROW = 11, 16, 3
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """Some programs of one pair and dtype, by kind, with the state that they take."""
+    """Some programs of one pair and dtype, by kind, with their state."""
 
     target: Any
     draft: Any
@@ -95,7 +94,7 @@ def test_no_whole_cache_and_no_whole_table_is_copied_or_converted(compiled: Comp
 
 
 def test_the_round_does_all_its_work_in_one_executable(compiled: Compiled) -> None:
-    """The loop holds the round as its body: both carry the matrix products of target and draft."""
+    """The device loop has the round as its body: both contain the matrix products of target and draft."""
     products = {
         kind: sum(opcode == "dot" or "matmul" in line for opcode, line, _ in instructions(executable.as_text()))
         for kind, executable in compiled.executables.items()
@@ -106,7 +105,9 @@ def test_the_round_does_all_its_work_in_one_executable(compiled: Compiled) -> No
 
 
 def test_the_check_finds_a_cache_that_is_converted_and_one_that_is_not_donated() -> None:
-    """Controls that every XLA must fail; whether a naive bfloat16 update converts the cache depends on its version."""
+    """Controls that fail with every version of XLA. Whether a naive bfloat16 update converts the cache depends on the
+    version.
+    """
     pool = jnp.zeros((NUM_PAGES, 2, PAGE_SIZE, 8), jnp.bfloat16)
     converted: Any = jax.jit(lambda pool: pool.astype(jnp.float32)).lower(pool).compile()
     assert whole_array_moves(converted.as_text(), {pool.shape}) != []
@@ -123,9 +124,10 @@ def test_the_check_finds_a_host_callback() -> None:
     assert host_calls(compiled.as_text()) != []
 
 
+@quick_compilation()
 def test_a_ragged_workload_compiles_nothing_after_warmup() -> None:
-    """More than 100 steps of both drivers: arrivals and departures, prompts of every length, thresholds, stops, an
-    abandoned run.
+    """More than 100 steps with both drivers: arrivals, cancellations, prompts of every length, thresholds, stop tokens,
+    and an abandoned run.
     """
     jax.clear_caches()  # what other tests compiled must not serve here
     options = EngineOptions(
@@ -161,7 +163,7 @@ def test_the_counter_sees_a_compilation() -> None:
 
 
 def _count_compilations() -> list[str]:
-    """A list that grows with every XLA compilation from here on."""
+    """A list that grows with every later compilation of XLA."""
     seen: list[str] = []
 
     def listen(event: str, duration_secs: float, **details: str | int) -> None:

@@ -1,4 +1,6 @@
-"""Byte-fallback tokenizers: a cut character costs itself alone, and streamed pieces join to the whole text."""
+"""Byte-fallback tokenizers: an incomplete character leaves complete ones as they are, and streamed pieces join to the
+whole text.
+"""
 
 from __future__ import annotations
 

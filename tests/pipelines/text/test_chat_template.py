@@ -1,4 +1,4 @@
-"""Chat templates: they see what Hugging Face templates are written for, cannot leave the sandbox, and fail as request
+"""Chat templates get the variables that Hugging Face templates expect, cannot leave the sandbox, and fail as request
 errors.
 """
 

@@ -1,4 +1,4 @@
-"""Files of prompts: both formats, and what is wrong with a file."""
+"""Files of prompts: both formats, and the errors of malformed files."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_jsonl_file_gives_prompts_conversations_and_first_turns(tmp_path: Path
         [{"role": "user", "content": parts}],
         messages,
     ]
-    assert [prompt.place for prompt in prompts] == [f"{file}:{number}" for number in (1, 3, 5, 7, 9, 11)]
+    assert [prompt.location for prompt in prompts] == [f"{file}:{number}" for number in (1, 3, 5, 7, 9, 11)]
     assert [prompt.later_turns for prompt in prompts] == [1, 0, 0, 0, 0, 0]
 
 

@@ -1,4 +1,4 @@
-"""What ends a generation: the declared ids and the tokenizer's own, each with who says so."""
+"""Stop tokens: the declared ids and the `eos_token` of the tokenizer, each with its sources."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Text to ids and back: special tokens once, chat templates in a sandbox, streamed text that never splits a
-character.
-"""
+"""Encoding and decoding: special tokens are added once, and streamed text never splits a character."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ import pytest
 
 from dspark_jax.pipelines.checkpoints.checkpoint import open_target
 from dspark_jax.pipelines.checkpoints.checkpoint_data import Checkpoint
-from dspark_jax.pipelines.checkpoints.gguf_file import GGUFHeader
+from dspark_jax.pipelines.checkpoints.gguf.header import GGUFHeader
 from dspark_jax.pipelines.text.stop_tokens import stop_ids
 from dspark_jax.pipelines.text.tokenizer import Tokenizer, open_tokenizer
 from dspark_jax.speculators_common.errors import CheckpointError, RequestError

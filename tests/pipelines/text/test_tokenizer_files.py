@@ -20,7 +20,7 @@ HELLO_ID = WORDS.index("hello")
 
 
 def write(directory: Path, **files: Any) -> Path:
-    """JSON files; a name's last `_json` or `_jinja` is its suffix."""
+    """Write files: `name_json` and `name_jinja` become `name.json` and `name.jinja`."""
     for name, content in files.items():
         stem, _, suffix = name.rpartition("_")
         text = content if isinstance(content, str) else json.dumps(content)

@@ -1,73 +1,22 @@
-"""speculators DSpark configs become one `DraftConfig`, wherever the values lie; contradictions and unsupported values
-are refused by field.
-"""
+"""speculators DSpark configs, flat and nested, are parsed into one `DraftConfig`."""
 
 from __future__ import annotations
 
-import copy
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from dspark_jax.speculators_common.errors import CheckpointError
-from dspark_jax.speculators_common.formats.draft_config import DraftConfig, DraftOverrides, LayerMask
+from dspark_jax.speculators_common.formats.draft_config import DraftConfig, LayerMask
 from dspark_jax.speculators_common.formats.rope.config import RopeConfig
 from dspark_jax.speculators_common.formats.speculators.reader import from_speculators
+from tests.support.speculators_configs import DATA, NESTED, base, changed, drafts, parsed, stored
 
-DATA = Path(__file__).parents[2] / "data" / "C_speculators"
 DEMO = Path(__file__).parents[3] / "models" / "smollm2-135m-dspark" / "config.json"
 FULL = LayerMask(window=None, causal=False)
 CAUSAL = LayerMask(window=6, causal=True)
 NON_CAUSAL = LayerMask(window=6, causal=False)
 LAYOUT = ("sample_from_anchor", "--sample-from-anchor/--no-sample-from-anchor")
-NESTED = "transformer_layer_config"
-DRAFTS = "speculators_config.proposal_methods[0].speculative_tokens"
-
-
-def stored(variant: str) -> dict[str, Any]:
-    return json.loads((DATA / variant / "config.json").read_text())
-
-
-def changed(raw: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """A copy with values set at dotted paths; `...` removes the field."""
-    raw = copy.deepcopy(raw)
-    for path, value in changes.items():
-        *parents, name = path.split(".")
-        place = raw
-        for parent in parents:
-            place = place.setdefault(parent, {})
-        if value is ...:
-            place.pop(name, None)
-        else:
-            place[name] = value
-    return raw
-
-
-def base(**changes: Any) -> dict[str, Any]:
-    """The config of a small pruned draft: W 5, V 199, Vd 61, two full layers, anchor-first; keys with `__` for the
-    dots.
-    """
-    return changed(
-        stored("pruned_anchor_full_vanilla"), {path.replace("__", "."): value for path, value in changes.items()}
-    )
-
-
-def drafts(count: int | None) -> list[dict[str, Any]]:
-    return [{"proposal_type": "greedy"} | ({} if count is None else {"speculative_tokens": count})]
-
-
-def parsed(raw: dict[str, Any], **overrides: Any) -> DraftConfig:
-    return from_speculators(raw, "draft/config.json", DraftOverrides(**overrides) if overrides else None)
-
-
-def refusal(raw: dict[str, Any], **overrides: Any) -> str:
-    with pytest.raises(CheckpointError) as caught:
-        parsed(raw, **overrides)
-    assert str(caught.value).startswith("draft/config.json: ")
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def test_a_stored_config_is_read_field_by_field():
@@ -314,138 +263,6 @@ def test_unknown_fields_are_listed_by_path_and_do_not_matter():
     assert config == parsed(base())
 
 
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({"aux_hidden_state_layer_ids": ...}, "aux_hidden_state_layer_ids: missing, allowed a list of integers"),
-        ({"aux_hidden_state_layer_ids": None}, "aux_hidden_state_layer_ids: found None, allowed a list of integers"),
-        (
-            {"aux_hidden_state_layer_ids": []},
-            "aux_hidden_state_layer_ids: found [], allowed a non-empty, strictly increasing list",
-        ),
-        (
-            {"aux_hidden_state_layer_ids": [1, 5, 3]},
-            "found [1, 5, 3], allowed a non-empty, strictly increasing list of ids from 0",
-        ),
-        ({"aux_hidden_state_layer_ids": [1, 1]}, "found [1, 1], allowed a non-empty, strictly increasing list"),
-        (
-            {"aux_hidden_state_layer_ids": [-1, 3]},
-            "found [-1, 3], allowed a non-empty, strictly increasing list of ids from 0",
-        ),
-        (
-            {"aux_hidden_state_layer_ids": [1, 6], "num_target_layers": 6},
-            "found [1, 6], allowed a non-empty, strictly increasing list of ids from 0 to 5 for a target of 6 layers "
-            "(num_target_layers)",
-        ),
-        ({"mask_token_id": ...}, "mask_token_id: missing, allowed 0 <= id < 199 (vocab_size)"),
-        ({"mask_token_id": None}, "mask_token_id: found None, allowed 0 <= id < 199 (vocab_size)"),
-        ({"mask_token_id": -1}, "mask_token_id: found -1, allowed 0 <= id < 199 (vocab_size)"),
-        ({"mask_token_id": 199}, "mask_token_id: found 199, allowed 0 <= id < 199 (vocab_size)"),
-        ({"block_size": 0}, "block_size: found 0, allowed an integer >= 1"),
-        (
-            {"block_size": 1, "sample_from_anchor": False, "speculators_config": ...},
-            "block_size: found 1, allowed an integer >= 2 for the fill-in layout",
-        ),
-        ({"sample_from_anchor": 1}, "sample_from_anchor: found 1, allowed true or false"),
-        ({"draft_vocab_size": 0}, "draft_vocab_size: found 0, allowed an integer >= 1 (vocab_size is 199)"),
-        ({"markov_rank": -1}, "markov_rank: found -1, allowed an integer >= 0 (markov_head_type is 'vanilla')"),
-        (
-            {"markov_head_type": "lstm"},
-            "markov_head_type: found 'lstm', allowed vanilla, gated, rnn (markov_rank is 8)",
-        ),
-        ({"markov_rank": 0}, "confidence_head_with_markov: found True, allowed false when markov_rank is 0"),
-        ({f"{NESTED}.hidden_act": "gelu"}, f"{NESTED}.hidden_act: found 'gelu', allowed silu"),
-        (
-            {f"{NESTED}.hidden_act": ..., f"{NESTED}.hidden_activation": "gelu_pytorch_tanh"},
-            "hidden_activation: found 'gelu_pytorch_tanh', allowed silu",
-        ),
-        (
-            {f"{NESTED}.num_key_value_heads": 3},
-            "num_key_value_heads: found 3, allowed a divisor of num_attention_heads 4",
-        ),
-        ({f"{NESTED}.rms_norm_eps": 0}, "rms_norm_eps: found 0, allowed a finite number > 0"),
-        (
-            {f"{NESTED}.layer_types": ["full_attention"]},
-            "layer_types: found ['full_attention'], allowed one entry for each of 2 layers",
-        ),
-        (
-            {f"{NESTED}.layer_types": ["full_attention", "chunked"]},
-            "found ['full_attention', 'chunked'], allowed a list of full_attention, sliding_attention",
-        ),
-        (
-            {f"{NESTED}.layer_types": ["full_attention", "sliding_attention"]},
-            f"{NESTED}.sliding_window: found None, allowed an integer >= 1, as layer_types ['full_attention', "
-            "'sliding_attention'] has",
-        ),
-        (
-            {f"{NESTED}.layer_types": ["sliding_attention"] * 2, f"{NESTED}.sliding_window": 0},
-            "sliding_window: found 0, allowed an integer >= 1",
-        ),
-        (
-            {f"{NESTED}.rope_parameters": {"rope_theta": 1e4, "rope_type": "dynamic"}},
-            f"{NESTED}.rope_parameters.rope_type: found 'dynamic', allowed default",
-        ),
-        (
-            {"hidden_size": 128},
-            f"hidden_size: found 128, but {NESTED}.hidden_size is 64, allowed the same value at both places",
-        ),
-        ({"rope_theta": 5e5}, f"{NESTED}.rope_parameters.rope_theta: found 10000.0, but rope_theta is 500000.0"),
-        ({"dspark_config.block_size": 6}, "block_size: found 5, but dspark_config.block_size is 6"),
-        ({"dflash_config.mask_token_id": 6}, "mask_token_id: found 198, but dflash_config.mask_token_id is 6"),
-        ({"torch_dtype": "bfloat16"}, "dtype: found 'float32', but torch_dtype is 'bfloat16'"),
-        ({"speculators_config.algorithm": "dflash"}, "speculators_config.algorithm: found 'dflash', allowed dspark"),
-        (
-            {"speculators_config.proposal_methods": drafts(4)},
-            f"{DRAFTS}: found 4, allowed 5, as block_size 5 and the anchor-first layout (sample_from_anchor true) "
-            "imply",
-        ),
-        (
-            {"sample_from_anchor": False},
-            f"{DRAFTS}: found 5, allowed 4, as block_size 5 and the fill-in layout (sample_from_anchor false) imply",
-        ),
-        (
-            {"sample_from_anchor": ..., "speculators_config.proposal_methods": drafts(6)},
-            f"{DRAFTS}: found 6, allowed 5 (anchor-first layout), 4 (fill-in layout) or fewer, as block_size 5 implies",
-        ),
-        (
-            {"quantization": {"bits": 4, "group_size": 64}},
-            "quantization: found {'bits': 4, 'group_size': 64}, allowed no such field: quantised weights",
-        ),
-        (
-            {"quantization_config": {"quant_method": "fp8"}},
-            "quantization_config.quant_method: found 'fp8', allowed no such field",
-        ),
-        ({NESTED: 3}, f"{NESTED}: found 3, allowed a JSON object"),
-        ({NESTED: ...}, "num_attention_heads: missing, allowed an integer >= 1"),
-    ],
-)
-def test_a_wrong_config_is_refused_by_field_value_and_rule(changes, expected):
-    assert expected in refusal(changed(base(), changes))
-
-
-REQUIRED_GEOMETRY = (
-    "hidden_size intermediate_size num_attention_heads num_key_value_heads head_dim rms_norm_eps "
-    "max_position_embeddings num_hidden_layers vocab_size"
-)
-
-
-@pytest.mark.parametrize("name", REQUIRED_GEOMETRY.split())
-def test_every_missing_size_is_named_at_both_places(name):
-    assert f"{name} or {NESTED}.{name}: missing, allowed " in refusal(base(**{f"{NESTED}__{name}": ...}))
-
-
-def test_overrides_are_checked_too():
-    assert "--partial-rotary-factor: found 1.5, allowed a number > 0 and <= 1" in refusal(
-        base(), partial_rotary_factor=1.5
-    )
-    one_slot = base(block_size=1, speculators_config__proposal_methods=drafts(1))
-    assert "block_size: found 1, allowed an integer >= 2 for the fill-in layout" in refusal(
-        one_slot, sample_from_anchor=False
-    )
-    six = base(speculators_config__proposal_methods=drafts(6))
-    assert f"{DRAFTS}: found 6, allowed 5 (anchor-first layout), 4" in refusal(six, sample_from_anchor=True)
-
-
 def test_fewer_drafts_than_the_block_gives_are_what_a_round_should_have_and_say_nothing_of_the_layout():
     for stated in (True, False):
         config = parsed(base(sample_from_anchor=stated, speculators_config__proposal_methods=drafts(3)))
@@ -454,27 +271,3 @@ def test_fewer_drafts_than_the_block_gives_are_what_a_round_should_have_and_say_
     assert (open_layout.stated_drafts, open_layout.sample_from_anchor) == (3, True)
     assert "default of the format" in open_layout.choices[0].reason
     assert parsed(base(speculators_config__proposal_methods=drafts(None))).stated_drafts is None
-
-
-@pytest.mark.parametrize(
-    ("architecture", "kind", "family"),
-    [
-        ("DFlashDraftModel", ..., "z-lab DFlash"),
-        ("Qwen3DSparkModel", ..., "DeepSpec Qwen3"),
-        ("Gemma4DSparkModel", ..., "DeepSpec Gemma4"),
-        ("DsparkDrafter", ..., "compact DSpark"),
-    ],
-)
-def test_a_draft_of_another_family_is_refused_by_name(architecture, kind, family):
-    expected = f"architectures: found {architecture!r}, a draft of the family {family}, allowed speculators DSpark"
-    of_no_library = {"speculators_config": ..., "aux_hidden_state_layer_ids": ...}
-    assert expected in refusal(base(architectures=[architecture], speculators_model_type=kind, **of_no_library))
-
-
-@pytest.mark.parametrize("left_out", ["speculators_config", "aux_hidden_state_layer_ids"])
-def test_a_speculators_dflash_draft_that_lost_its_type_is_not_taken_for_another_library_s(left_out):
-    raw = base(architectures=["DFlashDraftModel"], speculators_model_type=..., **{left_out: ...})
-    assert (
-        "speculators_model_type: missing, allowed dflash, as speculators_config or aux_hidden_state_layer_ids is stated"
-        in refusal(raw)
-    )

