@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from dspark_jax.speculators_common.formats.deepspec.names import GEMMA4_ARCHITECTURE
 from dspark_jax.speculators_common.formats.deepspec.writer import block_faults, block_fields
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig
 from dspark_jax.speculators_common.formats.draft_writer import Fault, refuse_inexpressible
@@ -21,7 +22,7 @@ def to_deepspec_gemma4(config: DraftConfig, *, dtype: str | None = None) -> dict
     """
     refuse_inexpressible(config, "DeepSpec Gemma4", _faults(config))
     fields = {
-        "architectures": ["Gemma4DSparkModel"],
+        "architectures": [GEMMA4_ARCHITECTURE],
         "model_type": "gemma4_text",
         "hidden_size": config.hidden_size,
         "intermediate_size": config.intermediate_size,

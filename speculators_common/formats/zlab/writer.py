@@ -7,6 +7,7 @@ from typing import Any
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig
 from dspark_jax.speculators_common.formats.draft_writer import Fault, qwen3_faults, qwen3_network, refuse_inexpressible
 from dspark_jax.speculators_common.formats.layer_masks import FULL, SLIDING
+from dspark_jax.speculators_common.formats.zlab.names import ARCHITECTURE
 
 _BLOCK_FIELDS = ("input_embedding_scale", "output_multiplier", "final_logit_softcapping")
 
@@ -32,7 +33,7 @@ def to_zlab(config: DraftConfig, *, dtype: str | None = None) -> dict[str, Any]:
     found = (config.embedding_scale, config.output_multiplier, config.final_logit_softcapping)
     block |= {name: value for name, value in zip(_BLOCK_FIELDS, found, strict=True) if value != plain[name]}
     fields = {
-        "architectures": ["DFlashDraftModel"],
+        "architectures": [ARCHITECTURE],
         **qwen3_network(config),
         "layer_types": [FULL if width is None else SLIDING for width in windows],
         "sliding_window": window,
