@@ -14,7 +14,7 @@ from dspark_jax.pipelines.checkpoints.hub import local_path
 from dspark_jax.speculators_common.errors import CheckpointError, collected_error, field_error, missing_field
 from dspark_jax.speculators_common.files.json_file import read_json_object
 from dspark_jax.speculators_common.files.safetensors_file import SafetensorsTensor, open_safetensors
-from dspark_jax.speculators_common.formats.quantised import refuse_quantised
+from dspark_jax.speculators_common.formats.quantised import refuse_quantised, refuse_quantised_directory
 from dspark_jax.speculators_common.formats.recipes import without_model_prefix
 
 __all__ = ["DEMO_TARGET", "Checkpoint", "open_checkpoint", "open_target", "with_draft_names"]
@@ -60,7 +60,7 @@ def open_checkpoint(path_or_id: Path | str) -> Checkpoint:
     if not config_file.is_file():
         raise CheckpointError(f"{directory}: {CONFIG_FILE}: missing beside the weights")
     config = read_json_object(config_file)
-    refuse_quantised(config, config_file)  # before the tensors, whose types and names it explains
+    refuse_quantised(config, config_file)
     generation_file = directory / _GENERATION_CONFIG
     generation_config = read_json_object(generation_file) if generation_file.is_file() else {}
     return _checkpoint(directory, config, config_file, _architecture(config, config_file), generation_config)
@@ -80,6 +80,7 @@ def _checkpoint(
     architecture: str,
     generation_config: Mapping[str, Any],
 ) -> Checkpoint:
+    refuse_quantised_directory(directory)  # before the tensors, whose types and names it explains
     tensors = _open_weights(directory)
     files = sorted({tensor.file for tensor in tensors.values()})
     return Checkpoint(
