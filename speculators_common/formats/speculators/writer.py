@@ -62,13 +62,21 @@ def _library(config: DraftConfig, kind: str) -> dict[str, Any]:
         "proposal_methods": [
             {
                 "proposal_type": "greedy",
-                "speculative_tokens": config.num_drafts,
+                "speculative_tokens": _speculative_tokens(config),
                 "verifier_accept_k": 1,
                 "accept_tolerance": 0.0,
             },
         ],
         "verifier": {"name_or_path": config.target_name, "architectures": list(config.target_architectures)},
     }
+
+
+def _speculative_tokens(config: DraftConfig) -> int:
+    """What the draft's file states, if that is fewer than any whole block; the number of a whole block tells the
+    layout.
+    """
+    stated = config.stated_drafts
+    return config.num_drafts if stated is None or stated >= config.block_size - 1 else stated
 
 
 def _network(config: DraftConfig) -> dict[str, Any]:

@@ -53,6 +53,7 @@ def _faults(config: DraftConfig) -> list[Fault]:
         return faults
     windows = sorted({layer.window for layer in config.layers if layer.window is not None})
     causal = [layer.causal for layer in config.layers]
+    depth = config.num_target_layers
     by_kind = all(layer.causal == (layer.window is not None) for layer in config.layers)
     for name, value, fits, allowed in (
         ("markov_rank", config.markov_rank, config.markov_rank == 0, "0: the format has no heads"),
@@ -69,6 +70,12 @@ def _faults(config: DraftConfig) -> list[Fault]:
             config.target_hidden_size,
             config.target_hidden_size == config.hidden_size,
             f"{config.hidden_size} (hidden_size): the format knows one width",
+        ),
+        (
+            "taps",
+            list(config.taps),
+            depth is None or all(int(tap) < depth for tap in config.taps),
+            f"taps below the last of the target's {depth} layers",
         ),
         ("embed_tokens", "in the draft", not config.stores_tables, "the target's embedding and head"),
         ("sliding_window", windows, len(windows) < 2, "one window for all sliding layers"),
