@@ -211,7 +211,7 @@ def test_a_parameter_that_the_file_has_no_place_for_is_written_only_unchanged() 
         module_tensors(module, {"table": recipes["table"]})
 
 
-INEXPRESSIBLE = {
+INEXPRESSIBLE: dict[str, tuple[dict[str, Any], str]] = {
     "deepspec qwen3": (
         {"partial_rotary_factor": 0.5},
         "cannot be written in the DeepSpec format: partial_rotary_factor",
@@ -269,7 +269,7 @@ def test_a_save_goes_to_a_new_directory_or_to_that_of_a_draft(tiny_target: Loade
 
 
 def test_a_draft_made_in_a_program_is_saved_if_a_file_can_say_what_it_is(tmp_path: Path) -> None:
-    sizes = {
+    sizes: dict[str, Any] = {
         "hidden_size": 8,
         "num_hidden_layers": 1,
         "num_attention_heads": 2,

@@ -30,7 +30,8 @@ from dspark_jax.speculators_common.formats.draft_config import DraftConfig, Laye
 from dspark_jax.speculators_common.formats.speculators.writer import to_speculators
 from dspark_jax.speculators_common.formats.zlab.writer import to_zlab
 from tests.support.config_checks import assert_buildable, entry_of, parsed
-from tests.support.config_strategies import DRAFTS, Sample, compact, masked
+from tests.support.config_masks import masked
+from tests.support.config_strategies import DRAFTS, Sample, compact
 from tests.support.target_strategies import TARGETS
 
 FAMILIES: dict[str, Any] = {**DRAFTS, **TARGETS}

@@ -278,7 +278,7 @@ def test_a_quantisation_in_a_file_of_its_own_is_refused_before_any_tensor_is_loo
 
 def test_a_modelopt_export_that_quantises_nothing_is_read(data_dir: Path, tmp_path: Path) -> None:
     copy = copied(data_dir / "E_targets" / "qwen3_tied", tmp_path / "copy")
-    stated = {"quantization": {"quant_algo": None, "kv_cache_quant_algo": None, "exclude_modules": []}}
+    stated: dict[str, Any] = {"quantization": {"quant_algo": None, "kv_cache_quant_algo": None, "exclude_modules": []}}
     (copy / "hf_quant_config.json").write_text(json.dumps(stated))
     assert describe(copy).config == describe(data_dir / "E_targets" / "qwen3_tied").config
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from dspark_jax.speculators_common.errors import CheckpointError
 from dspark_jax.speculators_common.formats.compact.format import from_compact
 from dspark_jax.speculators_common.formats.deepspec.gemma4_reader import from_deepspec_gemma4
 from dspark_jax.speculators_common.formats.deepspec.gemma4_writer import to_deepspec_gemma4
@@ -22,7 +21,6 @@ from dspark_jax.speculators_common.formats.draft_config import (
     DraftConfig,
     DraftOverrides,
     LayerMask,
-    SlotThresholds,
 )
 from dspark_jax.speculators_common.formats.rope.config import RopeConfig
 from dspark_jax.speculators_common.formats.speculators.reader import from_speculators
@@ -30,6 +28,15 @@ from dspark_jax.speculators_common.formats.speculators.writer import to_speculat
 from dspark_jax.speculators_common.formats.zlab.reader import from_zlab
 from dspark_jax.speculators_common.formats.zlab.writer import to_zlab
 from tests.support import tiny_families
+from tests.support.written_configs import (
+    CAUSAL_FULL,
+    FULL,
+    NON_CAUSAL,
+    SLIDING,
+    assert_read_back,
+    refusal,
+    through_json,
+)
 
 DATA = Path(__file__).parents[2] / "data"
 DEEPSPEC = [*sorted((DATA / "A_deepspec_qwen3").iterdir()), DATA / "D_loop" / "draft"]
@@ -38,12 +45,6 @@ SPECULATORS = [folder for folder in sorted((DATA / "C_speculators").iterdir()) i
     DATA / "speculators_gemma4_31b",
     Path(__file__).parents[3] / "models" / "smollm2-135m-dspark",
 ]
-FULL, SLIDING, NON_CAUSAL, CAUSAL_FULL = (
-    LayerMask(),
-    LayerMask(window=6, causal=True),
-    LayerMask(window=6, causal=False),
-    LayerMask(causal=True),
-)
 ROPES = {
     "default": RopeConfig(theta=5e5, rotary_dim=16),
     "linear": RopeConfig(theta=1e4, rotary_dim=16, kind="linear", factor=2.5),
@@ -84,11 +85,6 @@ def raw(folder: Path, name: str = "config.json") -> dict[str, Any]:
     return json.loads((folder / name).read_text())
 
 
-def through_json(fields: dict[str, Any]) -> dict[str, Any]:
-    """What is left of the fields in a file."""
-    return json.loads(json.dumps(fields))
-
-
 def speculators(**changes: Any) -> DraftConfig:
     """A speculators draft of two full layers over 61 of 199 ids."""
     config = from_speculators(raw(DATA / "C_speculators" / "pruned_anchor_full_vanilla"), "draft/config.json")
@@ -104,18 +100,6 @@ def deepspec(**changes: Any) -> DraftConfig:
 def gemma4(**changes: Any) -> DraftConfig:
     config = from_deepspec_gemma4(raw(DATA / "B_deepspec_gemma4" / "keqv_softcap_vanilla"), "draft/config.json")
     return dataclasses.replace(config, **changes)
-
-
-def assert_read_back(config: DraftConfig, fields: dict[str, Any], read: Any) -> None:
-    """The fields are a file of this draft: an equal record, no guess, no unknown field, and the same target."""
-    found = read(through_json(fields), "written/config.json")
-    assert found == config
-    assert (found.choices, found.unknown_fields) == ((), ())
-    assert (found.num_target_layers, found.target_name, found.target_architectures) == (
-        config.num_target_layers,
-        config.target_name,
-        config.target_architectures,
-    )
 
 
 @pytest.mark.parametrize("folder", SPECULATORS, ids=lambda folder: folder.name)
@@ -278,111 +262,6 @@ def test_a_zlab_draft_without_extras_is_a_speculators_one() -> None:
     assert_read_back(config, fields, from_speculators)
 
 
-def zlab(**changes: Any) -> DraftConfig:
-    """A z-lab draft of two full layers."""
-    return dataclasses.replace(from_zlab(tiny_families.zlab_config(), "draft/config.json"), **changes)
-
-
-@pytest.mark.parametrize(
-    ("fields", "layers"),
-    [
-        ({}, (FULL, FULL)),
-        ({"causal": True}, (CAUSAL_FULL, CAUSAL_FULL)),
-        ({"is_causal": False}, (FULL, FULL)),
-        ({"use_swa": True, "swa_window_size": 6}, (NON_CAUSAL, NON_CAUSAL)),
-        ({"use_swa": True, "swa_window_size": 6, "sliding_window": 64}, (NON_CAUSAL, NON_CAUSAL)),
-        ({"use_swa": True, "sliding_window": 6, "causal": True}, (SLIDING, SLIDING)),
-        ({"use_swa": False, "swa_window_size": 6}, (FULL, FULL)),
-        ({"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 6}, (SLIDING, FULL)),
-        ({"layer_types": ["sliding_attention", "full_attention"], "swa_window_size": 6}, (SLIDING, FULL)),
-        (
-            {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 6, "causal": True},
-            (CAUSAL_FULL, SLIDING),
-        ),
-        (
-            {
-                "layer_types": ["full_attention", "sliding_attention"],
-                "sliding_window": 6,
-                "sliding_window_non_causal": True,
-            },
-            (FULL, NON_CAUSAL),
-        ),
-        ({"use_sliding_window": True, "max_window_layers": 1, "sliding_window": 6}, (FULL, SLIDING)),
-    ],
-)
-@pytest.mark.parametrize("place", ["top level", "dflash_config"])
-def test_every_window_and_causality_of_a_zlab_draft_is_written_as_it_was_read(
-    fields: dict[str, Any], layers: tuple[LayerMask, ...], place: str
-) -> None:
-    of_block = {"use_swa", "swa_window_size", "causal", "is_causal"}
-    inside = {name: value for name, value in fields.items() if place == "dflash_config" and name in of_block}
-    outside = {name: value for name, value in fields.items() if name not in inside}
-    block = {**tiny_families.ZLAB_BLOCK, **inside}
-    config = from_zlab(tiny_families.zlab_config(**outside, dflash_config=block), "draft/config.json")
-    assert config.layers == layers
-    fields_written = to_zlab(config)
-    assert_read_back(config, fields_written, from_zlab)
-    assert ("is_causal" in fields_written["dflash_config"]) is any(
-        layer.causal != (layer.window is not None) for layer in layers
-    ), "a field that not every reader knows is written only where it is needed"
-
-
-def test_the_scales_and_caps_of_a_zlab_draft_are_written_only_where_they_do_something() -> None:
-    config = zlab(embedding_scale=2.0, output_multiplier=0.5, final_logit_softcapping=30.0)
-    assert_read_back(config, to_zlab(config), from_zlab)
-    assert to_zlab(config)["dflash_config"] == {
-        "target_layer_ids": [0, 1],
-        "mask_token_id": config.mask_token_id,
-        "input_embedding_scale": 2.0,
-        "output_multiplier": 0.5,
-        "final_logit_softcapping": 30.0,
-    }
-    assert to_zlab(zlab()).get("dflash_config", {}).keys() == {"target_layer_ids", "mask_token_id"}
-    assert "num_target_layers" not in to_zlab(zlab(num_target_layers=None))
-    assert to_zlab(zlab(), dtype="bfloat16") == {**to_zlab(zlab()), "dtype": "bfloat16"}
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"sample_from_anchor": True}, "sample_from_anchor: found True, allowed false: a fill-in block"),
-        ({"markov_rank": 4, "markov_head_type": "gated"}, "markov_rank: found 4, allowed 0: the format has no heads"),
-        ({"enable_confidence_head": True}, "enable_confidence_head: found True, allowed false"),
-        ({"draft_vocab_size": 7}, "draft_vocab_size: found 7, allowed 13 (vocab_size): the format has no draft vocab"),
-        (
-            {"target_hidden_size": 9},
-            "target_hidden_size: found 9, allowed 32 (hidden_size): the format knows one width",
-        ),
-        ({"stores_tables": True}, "embed_tokens: found 'in the draft', allowed the target's embedding and head"),
-        ({"num_target_layers": 2}, "taps: found [1, 2], allowed taps below the last of the target's 2 layers"),
-        (
-            {"layers": (SLIDING, LayerMask(window=7, causal=True)), "window_origin": "query"},
-            "sliding_window: found [6, 7], allowed one window for all sliding layers",
-        ),
-        ({"layers": (SLIDING, FULL)}, "sliding_window: found [6], allowed a window counted from each query slot"),
-        (
-            {"layers": (SLIDING, NON_CAUSAL), "window_origin": "query"},
-            "is_causal: found [True, False], allowed the same for all layers, or true in sliding ones alone",
-        ),
-        (
-            {"layers": (FULL, CAUSAL_FULL)},
-            "is_causal: found [False, True], allowed the same for all layers, or true in",
-        ),
-        ({"max_position_embeddings": None}, "max_position_embeddings: found None, allowed an integer >= 1"),
-        ({"thresholds": SlotThresholds(values=(0.5,))}, "thresholds: found [0.5], allowed None, as the format has no"),
-        ({"k_eq_v": True}, "attention_k_eq_v: found True, allowed False, as the format has no such field"),
-        (
-            {"rope": RopeConfig(theta=1e4, rotary_dim=4)},
-            "partial_rotary_factor: found 0.5, allowed 1.0: readers of the",
-        ),
-    ],
-)
-def test_what_a_zlab_file_has_no_words_for_is_refused_by_name(changes: dict[str, Any], said: str) -> None:
-    assert refusal(to_zlab, zlab(**changes)).startswith(
-        f"draft/config.json: cannot be written in the z-lab DFlash format: {said}"
-    )
-
-
 def test_a_draft_made_in_a_program_without_a_length_is_in_no_format() -> None:
     """The published constructor allows it; a file that said null could not be read."""
     for write, config in ((to_speculators, speculators()), (to_deepspec, deepspec()), (to_deepspec_gemma4, gemma4())):
@@ -397,13 +276,6 @@ def test_the_number_of_drafts_that_a_file_states_is_kept(stated: int | None, wri
     fields = to_speculators(config)
     assert fields["speculators_config"]["proposal_methods"][0]["speculative_tokens"] == written
     assert_read_back(config, fields, from_speculators)
-
-
-def refusal(write: Any, config: DraftConfig) -> str:
-    with pytest.raises(CheckpointError) as caught:
-        write(config)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 INEXPRESSIBLE = [
