@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, NoReturn
 
-from dspark_jax import __version__
 from dspark_jax.speculators_common.errors import DSparkError
+from dspark_jax.speculators_common.version import version
 
 # name -> (module, its line in `dspark --help`)
 COMMANDS = {
@@ -40,6 +40,14 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Exit with one line, as for every other bad input, instead of argparse's usage text."""
         self.exit(BAD_INPUT, f"dspark: error: {' '.join(message.splitlines())}\n")
+
+
+class _Version(argparse.Action):
+    """Looks the version up when it is asked for, not whenever a parser is made."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        print(f"dspark-jax {version()}")
+        parser.exit()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -78,7 +86,7 @@ def _run(arguments: Sequence[str]) -> int:
 
 def _parser(module: ModuleType | None, chosen: str | None) -> argparse.ArgumentParser:
     parser = _Parser(prog="dspark", description="DSpark speculative decoding for JAX.")
-    parser.add_argument("--version", action="version", version=f"dspark-jax {__version__}")
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     subparsers = parser.add_subparsers(
         dest="command", required=True, metavar="COMMAND", title="commands", parser_class=_Parser
     )

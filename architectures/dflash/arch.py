@@ -11,33 +11,46 @@ from typing import Any
 from dspark_jax.architectures.drafting.block_draft import BlockDraft
 from dspark_jax.architectures.drafting.block_weights import block_draft_recipes
 from dspark_jax.architectures.registry import SupportedArchitecture
-from dspark_jax.speculators_common.formats.detect import draft_family
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig, DraftOverrides
+from dspark_jax.speculators_common.formats.fields import Fields
+from dspark_jax.speculators_common.formats.speculators import names as speculators
 from dspark_jax.speculators_common.formats.speculators.reader import from_speculators
 from dspark_jax.speculators_common.formats.speculators.writer import to_speculators
+from dspark_jax.speculators_common.formats.zlab import names as zlab
 from dspark_jax.speculators_common.formats.zlab.reader import from_zlab
 from dspark_jax.speculators_common.formats.zlab.writer import to_zlab
 
+_NAME, *_ALIASES = speculators.ARCHITECTURES["dflash"]
+
 
 def _parse(raw: Mapping[str, Any], file: Path | str, overrides: DraftOverrides | None = None) -> DraftConfig:
-    parse = from_zlab if draft_family(raw, file) == "zlab_dflash" else from_speculators
-    return parse(raw, file, overrides)
+    """A file of the speculators library states its type; a z-lab one has none of that library's fields."""
+    fields = Fields(raw, file)
+    if raw.get("architectures") != [zlab.ARCHITECTURE] or fields.has(speculators.TYPE_FIELD):
+        return from_speculators(raw, file, overrides)
+    if speculators.states_marks(fields):
+        allowed = f"dflash, as {' or '.join(speculators.MARKS)} is stated, or neither of them in a z-lab draft"
+        raise fields.missing(speculators.TYPE_FIELD, allowed)
+    return from_zlab(raw, file, overrides)
 
 
 def _training_tensors(config: DraftConfig) -> tuple[str, ...]:
-    return ("verifier_lm_head.weight", "verifier_norm.weight") if config.family == "speculators_dflash" else ()
+    return () if config.family == zlab.FAMILY else ("verifier_lm_head.weight", "verifier_norm.weight")
 
 
 def _write(config: DraftConfig, *, dtype: str | None = None) -> dict[str, dict[str, Any]]:
-    write = to_zlab if config.family == "zlab_dflash" else to_speculators
+    write = to_zlab if config.family == zlab.FAMILY else to_speculators
     return {"config.json": write(config, dtype=dtype)}
 
 
 ARCHITECTURES = (
     SupportedArchitecture(
-        name="DFlashDraftModel",
-        aliases=("DFlashSpeculator",),
+        name=_NAME,
+        aliases=tuple(_ALIASES),
         kind="draft",
+        type_field=speculators.TYPE_FIELD,
+        model_types={"dflash": _NAME},
+        draft_fields=(*speculators.DRAFT_FIELDS, *zlab.DRAFT_FIELDS),
         family="dflash",
         parse_config=_parse,
         build=BlockDraft,

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from dspark_jax.architectures.dspark_compact.model import CompactDraft
+from dspark_jax.architectures.dspark_compact.storage import parse_compact
 from dspark_jax.architectures.dspark_compact.weights import compact_recipes
 from dspark_jax.architectures.registry import SupportedArchitecture
 from dspark_jax.speculators_common.formats.compact.format import (
     ARCHITECTURE,
     DSPARK_JSON,
-    from_compact,
+    FAMILY,
     to_compact,
     to_label,
 )
@@ -26,8 +27,9 @@ ARCHITECTURES = (
     SupportedArchitecture(
         name=ARCHITECTURE,
         kind="draft",
-        family="compact",
-        parse_config=from_compact,
+        family=FAMILY,
+        config_file=DSPARK_JSON,
+        parse_config=parse_compact,
         build=CompactDraft,
         recipes=compact_recipes,
         write_config=_write,

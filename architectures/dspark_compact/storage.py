@@ -4,7 +4,9 @@ discoverable.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 from jax.typing import DTypeLike
@@ -23,10 +25,11 @@ from dspark_jax.speculators_common.formats.compact.format import (
     check_target_id,
     from_compact,
 )
+from dspark_jax.speculators_common.formats.draft_config import DraftConfig, DraftOverrides
 from dspark_jax.speculators_common.formats.pair_checks import check_dims
 from dspark_jax.speculators_common.formats.recipes import without_model_prefix
 
-LABEL = "config.json"
+_LABEL = "config.json"
 
 
 def save(draft: CompactDraft, directory: Path | str) -> Path:
@@ -35,6 +38,16 @@ def save(draft: CompactDraft, directory: Path | str) -> Path:
     What was there before stays until the new files are complete. `load` gives back equal bits.
     """
     return save_draft(draft, directory, dtype=jnp.float32)
+
+
+def parse_compact(raw: Mapping[str, Any], file: Path | str, overrides: DraftOverrides | None = None) -> DraftConfig:
+    """The draft that `raw`, the content of the `dspark.json` `file`, describes. That file decides; a `config.json`
+    beside it must merely not contradict it. Raises `CheckpointError` for what the format does not allow.
+    """
+    label = Path(file).with_name(_LABEL)
+    if label != Path(file) and label.is_file():
+        check_label(read_json_object(label), label, raw)
+    return from_compact(raw, file, overrides)
 
 
 def load(
@@ -51,13 +64,10 @@ def load(
     they are, `PairError` for another target's draft.
     """
     directory = Path(directory)
-    file, label = directory / DSPARK_JSON, directory / LABEL
+    file = directory / DSPARK_JSON
     if not file.is_file():
         raise missing_field(directory, DSPARK_JSON, "the file that describes a compact draft")
-    raw = read_json_object(file)
-    config = from_compact(raw, file)
-    if label.is_file():
-        check_label(read_json_object(label), label, raw)
+    config = parse_compact(read_json_object(file), file)
     if target_id is not None:
         check_target_id(config, target_id)
     if dims is not None:

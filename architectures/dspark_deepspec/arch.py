@@ -10,6 +10,13 @@ from dspark_jax.architectures.dspark_deepspec.model import Gemma4DSparkDraft, Qw
 from dspark_jax.architectures.registry import SupportedArchitecture
 from dspark_jax.speculators_common.formats.deepspec.gemma4_reader import from_deepspec_gemma4
 from dspark_jax.speculators_common.formats.deepspec.gemma4_writer import to_deepspec_gemma4
+from dspark_jax.speculators_common.formats.deepspec.names import (
+    DRAFT_FIELDS,
+    GEMMA4_ARCHITECTURE,
+    GEMMA4_FAMILY,
+    QWEN3_ARCHITECTURE,
+    QWEN3_FAMILY,
+)
 from dspark_jax.speculators_common.formats.deepspec.reader import from_deepspec
 from dspark_jax.speculators_common.formats.deepspec.writer import to_deepspec
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig
@@ -25,18 +32,20 @@ def _write_gemma4(config: DraftConfig, *, dtype: str | None = None) -> dict[str,
 
 ARCHITECTURES = (
     SupportedArchitecture(
-        name="Qwen3DSparkModel",
+        name=QWEN3_ARCHITECTURE,
         kind="draft",
-        family="deepspec_qwen3",
+        draft_fields=DRAFT_FIELDS,
+        family=QWEN3_FAMILY,
         parse_config=from_deepspec,
         build=Qwen3DSparkDraft,
         recipes=block_draft_recipes,
         write_config=_write_qwen3,
     ),
     SupportedArchitecture(
-        name="Gemma4DSparkModel",
+        name=GEMMA4_ARCHITECTURE,
         kind="draft",
-        family="deepspec_gemma4",
+        draft_fields=DRAFT_FIELDS,
+        family=GEMMA4_FAMILY,
         parse_config=from_deepspec_gemma4,
         build=Gemma4DSparkDraft,
         recipes=gemma4_draft_recipes,

@@ -8,8 +8,12 @@ from dspark_jax.architectures.drafting.block_weights import block_draft_recipes
 from dspark_jax.architectures.dspark_draft.model import DSparkSpeculatorsDraft
 from dspark_jax.architectures.registry import SupportedArchitecture
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig
+from dspark_jax.speculators_common.formats.speculators.names import ARCHITECTURES as NAMES
+from dspark_jax.speculators_common.formats.speculators.names import DRAFT_FIELDS, FAMILIES, TYPE_FIELD
 from dspark_jax.speculators_common.formats.speculators.reader import from_speculators
 from dspark_jax.speculators_common.formats.speculators.writer import to_speculators
+
+_NAME, *_ALIASES = NAMES["dspark"]
 
 
 def _write(config: DraftConfig, *, dtype: str | None = None) -> dict[str, dict[str, Any]]:
@@ -18,10 +22,13 @@ def _write(config: DraftConfig, *, dtype: str | None = None) -> dict[str, dict[s
 
 ARCHITECTURES = (
     SupportedArchitecture(
-        name="DSparkDraftModel",
-        aliases=("DSparkSpeculator",),
+        name=_NAME,
+        aliases=tuple(_ALIASES),
         kind="draft",
-        family="speculators_dspark",
+        type_field=TYPE_FIELD,
+        model_types={"dspark": _NAME},
+        draft_fields=DRAFT_FIELDS,
+        family=FAMILIES["dspark"],
         parse_config=from_speculators,
         build=DSparkSpeculatorsDraft.from_config,
         recipes=block_draft_recipes,

@@ -19,6 +19,7 @@ from dspark_jax.speculators_common.formats.draft_config import DraftConfig, Laye
 from dspark_jax.speculators_common.formats.draft_fields import MARKOV_HEAD_TYPES
 from dspark_jax.speculators_common.formats.rope.config import RopeConfig
 from dspark_jax.speculators_common.formats.size_limits import MAX_LAYERS
+from dspark_jax.speculators_common.formats.speculators.names import ARCHITECTURES, FAMILIES
 from dspark_jax.speculators_common.numerics.platform import Platform
 
 
@@ -150,8 +151,8 @@ class DSparkSpeculatorsDraft(BlockDraft):
                 ),
                 rope=rope or RopeConfig(theta=rope_theta, rotary_dim=head_dim),
                 max_position_embeddings=max_seq_len,
-                architecture="DSparkDraftModel",
-                family="speculators_dspark",
+                architecture=ARCHITECTURES["dspark"][0],
+                family=FAMILIES["dspark"],
             )
             _check(
                 "taps", list(config.taps), config.num_taps == num_context_features, f"{num_context_features} entries"

@@ -16,8 +16,7 @@ from dspark_jax.architectures.decoder.fields import (
     unknown_target_fields,
 )
 from dspark_jax.architectures.decoder.text_part import has_towers, text_fields
-from dspark_jax.speculators_common.formats.detect import only_architecture
-from dspark_jax.speculators_common.formats.fields import Fields
+from dspark_jax.speculators_common.formats.fields import Fields, only_architecture
 from dspark_jax.speculators_common.formats.rope.config import RopeConfig
 from dspark_jax.speculators_common.formats.rope.fields import parse_rope, theta_choice, usable_length
 from dspark_jax.speculators_common.formats.size_limits import MAX_SIZE

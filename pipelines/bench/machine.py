@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from dspark_jax import __version__
 from dspark_jax.pipelines.bench.probes import seconds_of
 from dspark_jax.pipelines.checkpoints.checkpoint_data import Checkpoint
+from dspark_jax.speculators_common.version import version
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ def this_machine() -> Machine:
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         python=platform.python_version(),
         jax=jax.__version__,
-        dspark_jax=__version__,
+        dspark_jax=version(),
     )
 
 

@@ -7,23 +7,19 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
-from dspark_jax.architectures.registry import name_of_model_type
+from dspark_jax.architectures.registry import CONFIG_FILE, implied_name, own_config_files
 from dspark_jax.pipelines.checkpoints.checkpoint_data import Checkpoint
 from dspark_jax.pipelines.checkpoints.gguf.checkpoint import find_smollm2, open_gguf
 from dspark_jax.pipelines.checkpoints.hub import local_path
 from dspark_jax.speculators_common.errors import CheckpointError, collected_error, field_error, missing_field
 from dspark_jax.speculators_common.files.json_file import read_json_object
 from dspark_jax.speculators_common.files.safetensors_file import SafetensorsTensor, open_safetensors
-from dspark_jax.speculators_common.formats.compact.format import ARCHITECTURE as COMPACT_ARCHITECTURE
-from dspark_jax.speculators_common.formats.compact.format import DSPARK_JSON, check_label
-from dspark_jax.speculators_common.formats.detect import implied_draft_architecture, states_draft_fields
-from dspark_jax.speculators_common.formats.quantised import refuse_quantised
+from dspark_jax.speculators_common.formats.quantised import refuse_quantised, refuse_quantised_directory
 from dspark_jax.speculators_common.formats.recipes import without_model_prefix
 
 __all__ = ["DEMO_TARGET", "Checkpoint", "open_checkpoint", "open_target", "with_draft_names"]
 
 DEMO_TARGET = "smollm2"
-_CONFIG = "config.json"
 _GENERATION_CONFIG = "generation_config.json"
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -42,7 +38,8 @@ def open_target(path_or_name: Path | str) -> Checkpoint:
 
 
 def open_checkpoint(path_or_id: Path | str) -> Checkpoint:
-    """Open a Hugging Face directory: config.json with model.safetensors, or with shards and their index.
+    """Open a Hugging Face directory: config.json, or the file that a family has instead, with model.safetensors, or
+    with shards and their index.
 
     `path_or_id` is a directory or a Hugging Face id, see `local_path`. Tensors keep their stored names; their bytes are
     read on demand. Raises `CheckpointError` for a directory that cannot be used. Pickled weights are refused and never
@@ -52,16 +49,17 @@ def open_checkpoint(path_or_id: Path | str) -> Checkpoint:
     if not directory.is_dir():
         reason = "is a file, allowed a directory or a .gguf file" if directory.exists() else "no such directory"
         raise CheckpointError(reason, file=directory)
-    compact_file, config_file = directory / DSPARK_JSON, directory / _CONFIG
+    config_file = directory / CONFIG_FILE
+    for file, architecture in own_config_files(of_others=not config_file.is_file()).items():
+        if (directory / file).is_file():
+            return _checkpoint(directory, read_json_object(directory / file), directory / file, architecture, {})
     has_weights = (directory / _SINGLE).is_file() or (directory / _INDEX).is_file()
-    if compact_file.is_file():
-        return _open_compact(directory, compact_file)
     if not config_file.is_file() and not has_weights:
-        raise CheckpointError(f"found neither {_CONFIG} nor {_SINGLE}{_what_else(directory)}", file=directory)
+        raise CheckpointError(f"found neither {CONFIG_FILE} nor {_SINGLE}{_what_else(directory)}", file=directory)
     if not config_file.is_file():
-        raise CheckpointError("missing beside the weights", file=directory, field=_CONFIG)
+        raise CheckpointError("missing beside the weights", file=directory, field=CONFIG_FILE)
     config = read_json_object(config_file)
-    refuse_quantised(config, config_file)  # before the tensors: quantised tensors would be reported as unknown
+    refuse_quantised(config, config_file)
     generation_file = directory / _GENERATION_CONFIG
     generation_config = read_json_object(generation_file) if generation_file.is_file() else {}
     return _checkpoint(directory, config, config_file, _architecture(config, config_file), generation_config)
@@ -74,14 +72,6 @@ def with_draft_names(checkpoint: Checkpoint) -> Checkpoint:
     return dataclasses.replace(checkpoint, tensors=without_model_prefix(checkpoint.tensors))
 
 
-def _open_compact(directory: Path, compact_file: Path) -> Checkpoint:
-    """Open a directory with a `dspark.json`, which is its config. A `config.json` beside it must not contradict it."""
-    config, label_file = read_json_object(compact_file), directory / _CONFIG
-    if label_file.is_file():
-        check_label(read_json_object(label_file), label_file, config)
-    return _checkpoint(directory, config, compact_file, COMPACT_ARCHITECTURE, {})
-
-
 def _checkpoint(
     directory: Path,
     config: Mapping[str, Any],
@@ -89,6 +79,7 @@ def _checkpoint(
     architecture: str,
     generation_config: Mapping[str, Any],
 ) -> Checkpoint:
+    refuse_quantised_directory(directory)  # before the tensors, whose types and names it explains
     tensors = _open_weights(directory)
     files = sorted({tensor.file for tensor in tensors.values()})
     return Checkpoint(
@@ -107,7 +98,7 @@ def _architecture(config: Mapping[str, Any], config_file: Path) -> str:
     """The one name in `architectures`; in a config without that list, what its other fields imply."""
     allowed = "a list of exactly one architecture name"
     names = config.get("architectures")
-    implied = _implied_architecture(config) if names is None else None
+    implied = implied_name(config) if names is None else None
     if implied is not None:
         return implied
     if "architectures" not in config:
@@ -115,15 +106,6 @@ def _architecture(config: Mapping[str, Any], config_file: Path) -> str:
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str) or not names[0]:
         raise field_error(config_file, "architectures", names, allowed)
     return names[0]
-
-
-def _implied_architecture(config: Mapping[str, Any]) -> str | None:
-    """The architecture implied by a draft's own fields, else by `model_type`: in drafts that is the target's type."""
-    draft = implied_draft_architecture(config)
-    model_type = config.get("model_type")
-    if draft is not None or states_draft_fields(config) or not isinstance(model_type, str):
-        return draft
-    return name_of_model_type(model_type)
 
 
 def _open_weights(directory: Path) -> dict[str, SafetensorsTensor]:

@@ -5,9 +5,8 @@ all, and checked.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -28,44 +27,14 @@ from dspark_jax.speculators_common.errors import CheckpointError, RequestError, 
 from dspark_jax.speculators_common.files.atomic_directory import check_absent, new_directory
 from dspark_jax.speculators_common.files.json_file import write_json_object
 from dspark_jax.speculators_common.files.safetensors_file import numpy_dtype, write_safetensors
-from dspark_jax.speculators_common.formats.deepspec.writer import to_deepspec
+from dspark_jax.speculators_common.formats.conversions import FORMATS, DraftFormat
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig, DraftOverrides
 from dspark_jax.speculators_common.formats.recipes import TensorSource, check_tensors
-from dspark_jax.speculators_common.formats.speculators.writer import to_speculators
 
 _CONFIG = "config.json"
 _TABLES = ("embed_tokens.weight", "lm_head.weight")
 _CONFIDENCE_WEIGHT, _CONFIDENCE_BIAS = "confidence_head.proj.weight", "confidence_head.proj.bias"
 _FROM_ELSEWHERE = (*_TABLES, _CONFIDENCE_BIAS)  # tensors that a file may lack
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class DraftFormat:
-    """A format that can be written. `families` are the drafts that are in it already."""
-
-    title: str
-    families: Collection[str]
-    write: Callable[..., dict[str, Any]]
-    always_stores_tables: bool
-    names_target: bool
-
-
-FORMATS: Mapping[str, DraftFormat] = {
-    "speculators": DraftFormat(
-        title="speculators",
-        families=("speculators_dspark", "speculators_dflash"),
-        write=to_speculators,
-        always_stores_tables=False,
-        names_target=True,
-    ),
-    "deepspec": DraftFormat(
-        title="DeepSpec",
-        families=("deepspec_qwen3", "deepspec_gemma4"),
-        write=to_deepspec,
-        always_stores_tables=True,
-        names_target=False,
-    ),
-}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -113,7 +82,7 @@ def convert_draft(
     if to not in FORMATS:
         raise RequestError(f"found {to!r}, allowed {', '.join(FORMATS)}", field="format")
     written = FORMATS[to]
-    if target_name is not None and not written.names_target:
+    if target_name is not None and written.target_name_field is None:
         raise RequestError(
             f"target name: found {target_name!r}, allowed none: the {written.title} format has no field for it"
         )
@@ -127,7 +96,10 @@ def convert_draft(
         write_safetensors(fresh / WEIGHTS, {name: tensor.read() for name, tensor in tensors.items()})
         num_parameters = _check(draft, fresh)
     return Conversion(
-        config=planned, num_tensors=len(tensors), num_parameters=num_parameters, notes=_notes(draft, planned, tensors)
+        config=planned,
+        num_tensors=len(tensors),
+        num_parameters=num_parameters,
+        notes=_notes(draft, written, planned, tensors),
     )
 
 
@@ -218,7 +190,9 @@ def _stored_dtype(checkpoint: Checkpoint) -> str:
     return checkpoint.tensors["fc.weight"].dtype if "fc.weight" in checkpoint.tensors else "float32"
 
 
-def _notes(draft: _Source, planned: DraftConfig, tensors: Mapping[str, TensorSource]) -> tuple[str, ...]:
+def _notes(
+    draft: _Source, written: DraftFormat, planned: DraftConfig, tensors: Mapping[str, TensorSource]
+) -> tuple[str, ...]:
     notes = [f"{choice.name}: taken as {choice.value} ({choice.reason})" for choice in draft.config.choices]
     notes += [f"{name}: not carried over, a field of no known meaning" for name in draft.config.unknown_fields]
     notes += [f"{name}: taken from the target" for name in draft.borrowed]
@@ -226,10 +200,10 @@ def _notes(draft: _Source, planned: DraftConfig, tensors: Mapping[str, TensorSou
         notes.append(f"{_CONFIDENCE_BIAS}: zero is written, as the draft has none")
     if any(layer.causal and layer.window is None for layer in planned.layers):
         notes.append("causal: true is written; not every reader of the format knows this field")
-    if planned.family.startswith("speculators") and planned.target_name is None:
+    if written.target_name_field is not None and planned.target_name is None:
         notes.append(
-            "speculators_config.verifier.name_or_path: null is written; --target-name NAME states it for readers that "
-            "find the target by it"
+            f"{written.target_name_field}: null is written; --target-name NAME states it for readers that find the "
+            "target by it"
         )
     return tuple(notes)
 

@@ -14,6 +14,7 @@ import os
 import re
 from pathlib import Path
 
+from dspark_jax.architectures.registry import CONFIG_FILE, own_config_files
 from dspark_jax.speculators_common.errors import CheckpointError
 
 _PART = r"[A-Za-z0-9](?:[\w.-]*\w)?"
@@ -24,7 +25,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 _FETCHED = ("*.safetensors", "*.json", "chat_template.jinja")
 _NOT_FETCHED = ("*/*", "consolidated*.safetensors")  # other exports of the same weights
 _NOT_AN_ID = frozenset({".gguf", ".safetensors", ".json"})
-_CONFIGS, _SINGLE, _INDEX = ("config.json", "dspark.json"), "model.safetensors", "model.safetensors.index.json"
+_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -165,8 +166,8 @@ def _snapshot_of_folder(path: Path) -> Path:
 
 def _missing_file(snapshot: Path) -> str | None:
     """A file that loading needs and the snapshot lacks, for example after an interrupted download; else `None`."""
-    if not any((snapshot / config).is_file() for config in _CONFIGS):
-        return _CONFIGS[0]
+    if not any((snapshot / config).is_file() for config in (CONFIG_FILE, *own_config_files())):
+        return CONFIG_FILE
     index = snapshot / _INDEX
     if not index.is_file():
         return None if (snapshot / _SINGLE).is_file() else _SINGLE

@@ -7,9 +7,9 @@ import sys
 from typing import Any
 
 from dspark_jax.pipelines.commands.arguments import TARGET_METAVAR
+from dspark_jax.speculators_common.formats.conversions import FORMATS
 from dspark_jax.speculators_common.formats.draft_config import DraftOverrides
 
-_FORMATS = ("speculators", "deepspec")
 _EPILOG = """\
 Drafts of the Qwen3 style go both ways: DeepSpec Qwen3, its DFlash baselines included, to speculators;
 speculators DSpark and DFlash to DeepSpec if they are anchor-first, over the whole vocabulary, and all layers
@@ -34,7 +34,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument("source", metavar="SRC", help="a draft: a directory or a Hugging Face id")
     parser.add_argument("destination", metavar="DST", help="a directory that does not exist yet")
-    parser.add_argument("--to", required=True, choices=_FORMATS, help="the format of DST")
+    parser.add_argument("--to", required=True, choices=tuple(FORMATS), help="the format of DST")
     parser.add_argument(
         "--target",
         metavar=TARGET_METAVAR,

@@ -285,9 +285,14 @@ def check_block_size(fields: Fields, block_size: int, sample_from_anchor: bool) 
 
 
 def refuse_unsupported(fields: Fields, *, supported: str = "silu") -> None:
-    """Settings of other networks: another activation than the `supported` one, quantised weights; and two dtype names
-    that disagree.
+    """Settings of other networks: layers of DeepSeek-V4, another activation than the `supported` one, quantised
+    weights; and two dtype names that disagree.
     """
+    for place in fields.places:
+        model_type = place.string("model_type", default="")
+        if model_type.startswith("deepseek_v4"):
+            allowed = "the model type of a dense draft; DeepSeek-V4 drafts are not supported"
+            raise place.error("model_type", model_type, allowed)
     names = ("hidden_act", "hidden_activation")
     activation = next((name for name in names if fields.has(name)), None)
     fields.ignore(*names)

@@ -28,6 +28,16 @@ def refuse_inexpressible(config: DraftConfig, format_title: str, faults: Sequenc
     )
 
 
+def common_faults(config: DraftConfig) -> list[Fault]:
+    """What a draft made in a program may have, or leave open, and no file of a block draft can."""
+    faults: list[Fault] = []
+    if config.max_position_embeddings is None:
+        faults.append(("max_position_embeddings", None, "an integer >= 1, as every file states it"))
+    if config.thresholds is not None:
+        faults.append(("thresholds", list(config.thresholds.values), "None, as the format has no such field"))
+    return faults
+
+
 def qwen3_faults(config: DraftConfig) -> list[Fault]:
     """Why `config` is not a draft of plain Qwen3 layers, as far as no single format decides it."""
     if config.style != "qwen3":
@@ -38,11 +48,12 @@ def qwen3_faults(config: DraftConfig) -> list[Fault]:
                 f"a draft of Qwen3 layers; this one has layers of the {config.style} style",
             )
         ]
-    faults: list[Fault] = []
+    faults = common_faults(config)
     for field, found, plain in (
         ("input_embedding_scale", config.embedding_scale, 1.0),
         ("output_multiplier", config.output_multiplier, 1.0),
         ("final_logit_softcapping", config.final_logit_softcapping, None),
+        ("attention_k_eq_v", config.k_eq_v, False),
     ):
         if found != plain:
             faults.append((field, found, f"{plain}, as the format has no such field"))

@@ -235,6 +235,20 @@ class Fields:
                 yield path, value
 
 
+def only_architecture(fields: Fields, *, names: Collection[str] = (), default: str | None = None) -> str:
+    """The single name in `architectures`, or `default` where a file may leave it out. Any other number of names is a
+    `CheckpointError`, and so is a name that is none of `names`, if there are any.
+    """
+    if default is not None and not fields.has("architectures"):
+        return default
+    stated = fields.string_list("architectures")
+    if len(stated) != 1:
+        raise fields.error("architectures", list(stated), "a list of exactly one name")
+    if names and stated[0] not in names:
+        raise fields.error("architectures", stated[0], ", ".join(names))
+    return stated[0]
+
+
 def _is_integer(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 

@@ -12,13 +12,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dspark_jax.pipelines.api import GenerationResult, Pipeline, load
 
-__version__ = "0.1.0"
+    __version__: str
+
 __all__ = ["GenerationResult", "Pipeline", "__version__", "load"]
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "__version__":
+        return importlib.import_module("dspark_jax.speculators_common.version").version()
     return getattr(importlib.import_module("dspark_jax.pipelines.api"), name)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,21 @@ import pytest
 from flax import nnx
 from safetensors.numpy import load_file, save_file
 
+from dspark_jax.architectures import registry
+from dspark_jax.architectures.dspark_draft.model import DSparkSpeculatorsDraft
 from dspark_jax.architectures.module_saving import module_tensors, save_draft
 from dspark_jax.architectures.parameters import flat_parameters, parameter_axes
 from dspark_jax.architectures.registry import retrieve
-from dspark_jax.pipelines.checkpoints.loading import LoadedDraft, LoadedTarget, load_draft, load_target
-from dspark_jax.speculators_common.errors import DSparkError
+from dspark_jax.pipelines.checkpoints.checkpoint import open_checkpoint
+from dspark_jax.pipelines.checkpoints.loading import (
+    LoadedDraft,
+    LoadedTarget,
+    load_draft,
+    load_target,
+    parse_checkpoint,
+)
+from dspark_jax.speculators_common.errors import CheckpointError, DSparkError
+from dspark_jax.speculators_common.formats.draft_config import DraftOverrides
 from dspark_jax.speculators_common.formats.recipes import AXIS_NAMES, Recipe, constant, copied, transposed
 from tests.support import tiny_families
 
@@ -198,6 +209,92 @@ def test_a_parameter_that_the_file_has_no_place_for_is_written_only_unchanged() 
         module_tensors(module, recipes)
     with pytest.raises(DSparkError, match="parameters without a weight recipe: head"):
         module_tensors(module, {"table": recipes["table"]})
+
+
+INEXPRESSIBLE: dict[str, tuple[dict[str, Any], str]] = {
+    "deepspec qwen3": (
+        {"partial_rotary_factor": 0.5},
+        "cannot be written in the DeepSpec format: partial_rotary_factor",
+    ),
+    "deepspec dflash": ({"sample_from_anchor": False}, "cannot be written in the DeepSpec format: sample_from_anchor"),
+    "z-lab dflash": (
+        {"sample_from_anchor": True},
+        "cannot be written in the z-lab DFlash format: sample_from_anchor: found True, allowed false: a fill-in block",
+    ),
+    "speculators dflash, pruned": (
+        {"partial_rotary_factor": 0.5},
+        "cannot be written in the speculators format: partial_rotary_factor: found 0.5",
+    ),
+}
+
+
+@pytest.mark.parametrize("family", INEXPRESSIBLE)
+def test_a_draft_that_its_format_has_no_words_for_is_refused_and_nothing_is_left(
+    family: str, tiny_target: LoadedTarget, tmp_path: Path
+) -> None:
+    """What the user said of it is in no field of the format."""
+    stated, said = INEXPRESSIBLE[family]
+    source = tiny_families.FAMILIES[family](tmp_path / "source")
+    draft = load_draft(source, tiny_target, jnp.float32, DraftOverrides(**stated))
+    with pytest.raises(CheckpointError) as caught:
+        saved_again(draft, tmp_path / "out")
+    assert str(caught.value).startswith(f"{source}/config.json: {said}")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["source"]
+
+
+def test_a_family_without_a_writer_is_refused(
+    tiny_target: LoadedTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draft = load_draft(tiny_families.FAMILIES["deepspec qwen3"](tmp_path / "source"), tiny_target, jnp.float32)
+    monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+    registry.register(dataclasses.replace(retrieve("Qwen3DSparkModel"), write_config=None), override=True)
+    with pytest.raises(DSparkError, match="Qwen3DSparkModel: drafts of the family deepspec_qwen3 cannot be written"):
+        saved_again(draft, tmp_path / "out")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["source"]
+
+
+def test_a_save_goes_to_a_new_directory_or_to_that_of_a_draft(tiny_target: LoadedTarget, tmp_path: Path) -> None:
+    draft = load_draft(tiny_families.FAMILIES["deepspec qwen3"](tmp_path / "source"), tiny_target, jnp.float32)
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(DSparkError, match=r"file: is a file, allowed a directory"):
+        saved_again(draft, tmp_path / "file")
+    assert (tmp_path / "file").read_text() == "mine"
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "config.json").write_text("of a draft before")
+    saved_again(draft, tmp_path / "full")
+    saved_again(draft, tmp_path / "deeper" / "new")
+    for folder in (tmp_path / "full", tmp_path / "deeper" / "new"):
+        assert sorted(entry.name for entry in folder.iterdir()) == ["config.json", "model.safetensors"]
+        assert load_draft(folder, tiny_target, jnp.float32).config == draft.config
+
+
+def test_a_draft_made_in_a_program_is_saved_if_a_file_can_say_what_it_is(tmp_path: Path) -> None:
+    sizes: dict[str, Any] = {
+        "hidden_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 4,
+        "intermediate_size": 12,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1e4,
+        "sliding_window": 6,
+        "layer_causal": [False],
+        "vocab_size": 11,
+        "draft_vocab_size": 11,
+        "markov_rank": 2,
+        "block_size": 4,
+        "sample_from_anchor": True,
+        "mask_token_id": 10,
+        "num_context_features": 2,
+    }
+    made = DSparkSpeculatorsDraft(**sizes, max_seq_len=64, rngs=nnx.Rngs(0))
+    save_draft(made, tmp_path / "saved")
+    entry, config = parse_checkpoint(open_checkpoint(tmp_path / "saved"), "draft")
+    assert (entry.name, config) == ("DSparkDraftModel", made.config)
+    with pytest.raises(CheckpointError, match="max_position_embeddings: found None, allowed an integer >= 1"):
+        save_draft(DSparkSpeculatorsDraft(**sizes, max_seq_len=None, rngs=nnx.Rngs(0)), tmp_path / "endless")
+    assert not (tmp_path / "endless").exists()
 
 
 def test_a_failed_save_leaves_the_former_draft(tiny_target: LoadedTarget, tmp_path: Path) -> None:

@@ -14,7 +14,14 @@ import pytest
 
 from dspark_jax import architectures
 from dspark_jax.architectures import registry
-from dspark_jax.architectures.registry import SupportedArchitecture, built_in, known_names, register, retrieve
+from dspark_jax.architectures.registry import (
+    SupportedArchitecture,
+    built_in,
+    known_names,
+    own_config_files,
+    register,
+    retrieve,
+)
 from dspark_jax.speculators_common.errors import CheckpointError, DSparkError
 
 BUILT_IN = {
@@ -166,6 +173,27 @@ class TestOtherDistributions:
         entry = retrieve("AcmeForCausalLM")
         assert (entry.kind, entry.family) == ("target", "acme")
         assert retrieve("AcmeForCausalLM") is entry
+
+    def test_its_own_config_file_is_looked_for_only_where_asked(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Opening a directory that has a `config.json` imports nothing of others."""
+        metadata = tmp_path / "acme_drafts-1.0.dist-info"
+        metadata.mkdir()
+        (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-drafts\nVersion: 1.0\n")
+        (metadata / "entry_points.txt").write_text("[dspark_jax.architectures]\nAcmeDraft = acme_drafts:DRAFT\n")
+        (tmp_path / "acme_drafts.py").write_text(
+            "import dataclasses\n"
+            "from dspark_jax.architectures.registry import retrieve\n"
+            "DRAFT = dataclasses.replace(retrieve('DsparkDrafter'), name='AcmeDraft', config_file='acme.json')\n"
+        )
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.delitem(sys.modules, "acme_drafts", raising=False)
+        assert dict(own_config_files()) == {"dspark.json": "DsparkDrafter"}
+        assert "acme_drafts" not in sys.modules
+        found = {"dspark.json": "DsparkDrafter", "acme.json": "AcmeDraft"}
+        assert dict(own_config_files(of_others=True)) == found
+        assert dict(own_config_files()) == found, "an entry that was used counts from then on"
 
     def test_it_is_gone_with_the_distribution(self) -> None:
         assert "AcmeForCausalLM" not in known_names()

@@ -10,17 +10,11 @@ from typing import Any
 
 from dspark_jax.speculators_common.formats.deepspec.gemma4_reader import from_deepspec_gemma4
 from dspark_jax.speculators_common.formats.deepspec.reader import from_deepspec
-from dspark_jax.speculators_common.formats.draft_config import DraftConfig, LayerMask
+from dspark_jax.speculators_common.formats.draft_config import DraftConfig
 from dspark_jax.speculators_common.formats.rope.config import RopeConfig
 from dspark_jax.speculators_common.formats.speculators.reader import from_speculators
 
 DATA = Path(__file__).parents[1] / "data"
-FULL, SLIDING, NON_CAUSAL, CAUSAL_FULL = (
-    LayerMask(),
-    LayerMask(window=6, causal=True),
-    LayerMask(window=6, causal=False),
-    LayerMask(causal=True),
-)
 ROPES = {
     "default": RopeConfig(theta=5e5, rotary_dim=16),
     "linear": RopeConfig(theta=1e4, rotary_dim=16, kind="linear", factor=2.5),

@@ -107,17 +107,14 @@ def bare_room_imports(sources: Mapping[str, str]) -> list[str]:
 
 
 def upward_imports(sources: Mapping[str, str]) -> list[str]:
-    """Imports of a higher room, or of the package root, which stands above all rooms. Its `__version__` alone may be
-    read from the highest room.
+    """Imports of a higher room, or of the package root, which stands above all rooms; `from dspark_jax import room` is
+    one of the root too.
     """
     faults = []
     for found in _own_imports(sources):
         importer, imported = _room(found.importer), _room(imported_module(found, sources))
-        version_only = found.name == "__version__" and importer == ROOMS[-1]
-        if (
-            importer is not None
-            and not version_only
-            and (imported is None or ROOMS.index(imported) > ROOMS.index(importer))
+        if importer is not None and (
+            imported is None or found.module == PACKAGE or ROOMS.index(imported) > ROOMS.index(importer)
         ):
             faults.append(str(found))
     return faults

@@ -28,7 +28,7 @@ from dspark_jax.speculators_common.formats.size_limits import MAX_BLOCK_SIZE, MA
 from dspark_jax.speculators_common.formats.unknown_fields import unknown_fields
 
 DSPARK_JSON = "dspark.json"
-ARCHITECTURE = "DsparkDrafter"
+ARCHITECTURE, FAMILY = "DsparkDrafter", "compact"
 SequenceHead = Literal["markov", "rnn"]
 _KIND, _VARIANT, _VERSION = "dspark-drafter", "dspark", 1
 _NO_ROTATION = RopeConfig(theta=1.0, rotary_dim=0)
@@ -138,7 +138,7 @@ def compact_config(
         style="compact",
         thresholds=settings.thresholds,
         architecture=ARCHITECTURE,
-        family="compact",
+        family=FAMILY,
         source=str(file),
         target_name=target_id,
         stores_tables=False,

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dspark_jax.speculators_common.formats.deepspec.names import GEMMA4_ARCHITECTURE, GEMMA4_FAMILY
 from dspark_jax.speculators_common.formats.deepspec.reader import deepspec_config, deepspec_fields
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig, DraftOverrides
 from dspark_jax.speculators_common.formats.draft_fields import read_geometry, read_rope
@@ -43,7 +44,7 @@ def from_deepspec_gemma4(
     format does not allow.
     """
     fields = deepspec_fields(
-        raw, file, "deepspec_gemma4", activation_name="hidden_activation", activation="gelu_pytorch_tanh"
+        raw, file, GEMMA4_ARCHITECTURE, activation_name="hidden_activation", activation="gelu_pytorch_tanh"
     )
     network = fields.network
     network.ignore(*_OF_THE_TARGET)
@@ -64,7 +65,7 @@ def from_deepspec_gemma4(
     )
     softcap = network.number("final_logit_softcapping", above=0, default=None)
     return dataclasses.replace(
-        deepspec_config(fields, geometry, rope, rope_choices, overrides),
+        deepspec_config(fields, geometry, rope, rope_choices, overrides, family=GEMMA4_FAMILY),
         style="gemma4",
         k_eq_v=k_eq_v,
         embedding_scale=math.sqrt(geometry["hidden_size"]),

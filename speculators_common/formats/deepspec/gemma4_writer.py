@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from dspark_jax.speculators_common.formats.deepspec.names import GEMMA4_ARCHITECTURE
 from dspark_jax.speculators_common.formats.deepspec.writer import block_faults, block_fields
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig
-from dspark_jax.speculators_common.formats.draft_writer import Fault, refuse_inexpressible
+from dspark_jax.speculators_common.formats.draft_writer import Fault, common_faults, refuse_inexpressible
 from dspark_jax.speculators_common.formats.layer_masks import FULL
 from dspark_jax.speculators_common.formats.rope.writer import rope_parameters
 
@@ -21,7 +22,7 @@ def to_deepspec_gemma4(config: DraftConfig, *, dtype: str | None = None) -> dict
     """
     refuse_inexpressible(config, "DeepSpec Gemma4", _faults(config))
     fields = {
-        "architectures": ["Gemma4DSparkModel"],
+        "architectures": [GEMMA4_ARCHITECTURE],
         "model_type": "gemma4_text",
         "hidden_size": config.hidden_size,
         "intermediate_size": config.intermediate_size,
@@ -59,7 +60,7 @@ def _faults(config: DraftConfig) -> list[Fault]:
                 f"a draft of Gemma4 layers; this one has layers of the {config.style} style",
             )
         ]
-    faults = block_faults(config)
+    faults = [*common_faults(config), *block_faults(config)]
     scale = math.sqrt(config.hidden_size)
     for field, found, fixed in (
         ("embedding_scale", config.embedding_scale, scale),

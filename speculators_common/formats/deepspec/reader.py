@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dspark_jax.speculators_common.formats.detect import DraftFamily, only_architecture, require_family
+from dspark_jax.speculators_common.formats.deepspec.names import QWEN3_ARCHITECTURE, QWEN3_FAMILY
 from dspark_jax.speculators_common.formats.draft_config import Choice, DraftConfig, DraftOverrides
 from dspark_jax.speculators_common.formats.draft_fields import (
     HARMLESS_FIELDS,
@@ -29,19 +29,18 @@ from dspark_jax.speculators_common.formats.draft_fields import (
     refuse_unsupported,
     with_usable_length,
 )
-from dspark_jax.speculators_common.formats.fields import Fields
+from dspark_jax.speculators_common.formats.fields import Fields, only_architecture
 from dspark_jax.speculators_common.formats.layer_masks import FULL, read_layer_masks
 from dspark_jax.speculators_common.formats.rope.config import RopeConfig
+from dspark_jax.speculators_common.formats.speculators.names import refuse_speculators
 from dspark_jax.speculators_common.formats.unknown_fields import unknown_fields
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DeepSpecFields:
-    """Where the values of a DeepSpec config of one family may lie: `block` has the block's, `network` those of the
-    layers.
-    """
+    """Where the values of a DeepSpec config may lie: `block` has the block's, `network` those of the layers."""
 
-    family: DraftFamily
+    architecture: str
     top: Fields
     nested: Fields
     block: Fields
@@ -54,20 +53,21 @@ def from_deepspec(raw: Mapping[str, Any], file: Path | str, overrides: DraftOver
 
     The format has no defaults for its own values. Raises `CheckpointError` for everything that it does not allow.
     """
-    fields = deepspec_fields(raw, file, "deepspec_qwen3", activation_name="hidden_act", activation="silu")
+    fields = deepspec_fields(raw, file, QWEN3_ARCHITECTURE, activation_name="hidden_act", activation="silu")
     geometry = read_geometry(fields.top, fields.nested)
     rope, rope_choices = read_rope(
         fields.network, head_dim=geometry["head_dim"], layer_types=(FULL,), overrides=overrides
     )
-    return deepspec_config(fields, geometry, rope, rope_choices, overrides)
+    return deepspec_config(fields, geometry, rope, rope_choices, overrides, family=QWEN3_FAMILY)
 
 
 def deepspec_fields(
-    raw: Mapping[str, Any], file: Path | str, family: DraftFamily, *, activation_name: str, activation: str
+    raw: Mapping[str, Any], file: Path | str, architecture: str, *, activation_name: str, activation: str
 ) -> DeepSpecFields:
-    """The places of a config of `family`; refuses what no draft of the format can have."""
-    require_family(raw, file, family)
+    """The places of a config of this `architecture`; refuses what no draft of the format can have."""
     top = Fields(raw, file)
+    only_architecture(top, names=(architecture,))
+    refuse_speculators(top, architecture)
     nested = top.section("transformer_layer_config")
     network = top.joined(nested)
     network.string(activation_name)
@@ -76,7 +76,7 @@ def deepspec_fields(
     if network.boolean("tie_word_embeddings", default=False):
         raise network.error("tie_word_embeddings", True, "false: the format stores embedding and head as two tensors")
     block = top.joined(top.section("dspark_config"), top.section("dflash_config"))
-    return DeepSpecFields(family=family, top=top, nested=nested, block=block, network=network)
+    return DeepSpecFields(architecture=architecture, top=top, nested=nested, block=block, network=network)
 
 
 def deepspec_config(
@@ -85,6 +85,8 @@ def deepspec_config(
     rope: RopeConfig,
     rope_choices: tuple[Choice, ...],
     overrides: DraftOverrides | None,
+    *,
+    family: str,
 ) -> DraftConfig:
     """The record of a draft with these sizes and this rotation, its other values read from `fields`; those of Qwen3
     layers where layers differ.
@@ -103,8 +105,8 @@ def deepspec_config(
         **_heads(block),
         layers=read_layer_masks(block, fields.network, geometry["num_hidden_layers"], kinds=(FULL,)),
         rope=rope,
-        architecture=only_architecture(top),
-        family=fields.family,
+        architecture=fields.architecture,
+        family=family,
         source=str(top.file),
         num_target_layers=num_target_layers,
         choices=(*layout_choices, *rope_choices),

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from dspark_jax.speculators_common.formats.deepspec.names import QWEN3_ARCHITECTURE
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig
 from dspark_jax.speculators_common.formats.draft_writer import Fault, qwen3_faults, qwen3_network, refuse_inexpressible
 from dspark_jax.speculators_common.formats.layer_masks import FULL
@@ -25,7 +26,7 @@ def to_deepspec(config: DraftConfig, *, dtype: str | None = None) -> dict[str, A
     faults = qwen3_faults(config)
     refuse_inexpressible(config, "DeepSpec", faults if config.style != "qwen3" else faults + block_faults(config))
     fields = {
-        "architectures": ["Qwen3DSparkModel"],
+        "architectures": [QWEN3_ARCHITECTURE],
         **qwen3_network(config),
         "layer_types": [FULL] * config.num_hidden_layers,
         "sliding_window": None,

@@ -11,12 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from dspark_jax.speculators_common.errors import field_error
-from dspark_jax.speculators_common.formats.detect import (
-    draft_family,
-    implied_draft_architecture,
-    only_architecture,
-    require_family,
-)
 from dspark_jax.speculators_common.formats.draft_config import Choice, DraftConfig, DraftOverrides
 from dspark_jax.speculators_common.formats.draft_fields import (
     HARMLESS_FIELDS,
@@ -34,8 +28,9 @@ from dspark_jax.speculators_common.formats.draft_fields import (
     refuse_unsupported,
     with_usable_length,
 )
-from dspark_jax.speculators_common.formats.fields import Fields
+from dspark_jax.speculators_common.formats.fields import Fields, only_architecture
 from dspark_jax.speculators_common.formats.layer_masks import FULL, SLIDING, read_layer_masks
+from dspark_jax.speculators_common.formats.speculators.names import ARCHITECTURES, FAMILIES, TYPE_FIELD
 from dspark_jax.speculators_common.formats.unknown_fields import unknown_fields
 
 
@@ -45,21 +40,17 @@ def from_speculators(raw: Mapping[str, Any], file: Path | str, overrides: DraftO
     The geometry may lie in `transformer_layer_config` or at the top level, the block's values at the top level or in
     `dspark_config` / `dflash_config`. Raises `CheckpointError` for everything that the format does not allow.
     """
-    family = draft_family(raw, file)
-    if family != "speculators_dflash":
-        require_family(raw, file, "speculators_dspark")
     top = Fields(raw, file)
+    kind, architecture = _kind(top)
     nested = top.section("transformer_layer_config")
     block = top.joined(top.section("dspark_config"), top.section("dflash_config"))
     network = top.joined(nested)
     refuse_unsupported(network)
     geometry = read_geometry(top, nested)
     library = top.section("speculators_config")
-    _check_algorithm(top, library)
+    _check_algorithm(library, kind)
     block_size = block.integer("block_size", minimum=1, default=8)
-    sample_from_anchor, layout_choices = _layout(
-        block, library, block_size, overrides, is_dspark=family == "speculators_dspark"
-    )
+    sample_from_anchor, layout_choices = _layout(block, library, block_size, overrides, is_dspark=kind == "dspark")
     rope, rope_choices = read_rope(
         network,
         head_dim=geometry["head_dim"],
@@ -82,12 +73,12 @@ def from_speculators(raw: Mapping[str, Any], file: Path | str, overrides: DraftO
         block_size=block_size,
         sample_from_anchor=sample_from_anchor,
         mask_token_id=read_mask_token(block, geometry["vocab_size"]),
-        **_heads(block, is_dspark=family == "speculators_dspark"),
+        **_heads(block, is_dspark=kind == "dspark"),
         layers=read_layer_masks(block, network, geometry["num_hidden_layers"]),
         window_origin="anchor",
         rope=rope,
-        architecture=only_architecture(top, default=implied_draft_architecture(raw)),
-        family=family,
+        architecture=architecture,
+        family=FAMILIES[kind],
         source=str(file),
         stated_drafts=min((count for _, count in _declared_drafts(library, block_size)), default=None),
         num_target_layers=num_target_layers,
@@ -98,8 +89,22 @@ def from_speculators(raw: Mapping[str, Any], file: Path | str, overrides: DraftO
     )
 
 
-def _check_algorithm(top: Fields, library: Fields) -> None:
-    kind = top.string("speculators_model_type")
+def _kind(top: Fields) -> tuple[str, str]:
+    """The kind of draft and its name in `architectures`; a file without names has the library's own."""
+    if not top.has(TYPE_FIELD):
+        names = [name for known in ARCHITECTURES.values() for name in known]
+        architecture = only_architecture(top, names=names)
+        fitting = (kind for kind, known in ARCHITECTURES.items() if architecture in known)
+        raise top.missing(TYPE_FIELD, f"{' or '.join(fitting)} beside the architecture {architecture!r}")
+    kind = top.string(TYPE_FIELD, choices=tuple(ARCHITECTURES))
+    architecture = only_architecture(top, default=ARCHITECTURES[kind][0])
+    if architecture not in ARCHITECTURES[kind]:
+        allowed = f"{' or '.join(ARCHITECTURES[kind])} beside {TYPE_FIELD} {kind!r}"
+        raise top.error("architectures", architecture, allowed)
+    return kind, architecture
+
+
+def _check_algorithm(library: Fields, kind: str) -> None:
     algorithm = library.string("algorithm", default=kind)
     if algorithm != kind:
         raise library.error("algorithm", algorithm, f"{kind}, the speculators_model_type of the file")

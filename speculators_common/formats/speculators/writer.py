@@ -9,6 +9,7 @@ from typing import Any
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig
 from dspark_jax.speculators_common.formats.draft_writer import Fault, qwen3_faults, qwen3_network, refuse_inexpressible
 from dspark_jax.speculators_common.formats.layer_masks import FULL, SLIDING
+from dspark_jax.speculators_common.formats.speculators.names import ARCHITECTURES, TYPE_FIELD
 
 
 def to_speculators(config: DraftConfig, *, dtype: str | None = None) -> dict[str, Any]:
@@ -21,11 +22,11 @@ def to_speculators(config: DraftConfig, *, dtype: str | None = None) -> dict[str
     """
     refuse_inexpressible(config, "speculators", _faults(config))
     has_heads = config.markov_rank > 0 or config.enable_confidence_head
-    is_dflash = config.family in ("speculators_dflash", "zlab_dflash") and not has_heads
-    kind, name = ("dflash", "DFlashDraftModel") if is_dflash else ("dspark", "DSparkDraftModel")
+    is_dflash = config.architecture in ARCHITECTURES["dflash"] and not has_heads
+    kind = "dflash" if is_dflash else "dspark"
     fields: dict[str, Any] = {
-        "architectures": [name],
-        "speculators_model_type": kind,
+        "architectures": [ARCHITECTURES[kind][0]],
+        TYPE_FIELD: kind,
         "block_size": config.block_size,
         "sample_from_anchor": config.sample_from_anchor,
         "aux_hidden_state_layer_ids": list(config.taps),
@@ -61,13 +62,21 @@ def _library(config: DraftConfig, kind: str) -> dict[str, Any]:
         "proposal_methods": [
             {
                 "proposal_type": "greedy",
-                "speculative_tokens": config.num_drafts,
+                "speculative_tokens": _speculative_tokens(config),
                 "verifier_accept_k": 1,
                 "accept_tolerance": 0.0,
             },
         ],
         "verifier": {"name_or_path": config.target_name, "architectures": list(config.target_architectures)},
     }
+
+
+def _speculative_tokens(config: DraftConfig) -> int:
+    """What the draft's file states, if that is fewer than any whole block; the number of a whole block tells the
+    layout.
+    """
+    stated = config.stated_drafts
+    return config.num_drafts if stated is None or stated >= config.block_size - 1 else stated
 
 
 def _network(config: DraftConfig) -> dict[str, Any]:

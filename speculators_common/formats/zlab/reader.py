@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dspark_jax.speculators_common.formats.detect import only_architecture, require_family
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig, DraftOverrides
 from dspark_jax.speculators_common.formats.draft_fields import (
     HARMLESS_FIELDS,
@@ -23,9 +22,11 @@ from dspark_jax.speculators_common.formats.draft_fields import (
     refuse_unsupported,
     with_usable_length,
 )
-from dspark_jax.speculators_common.formats.fields import Fields
+from dspark_jax.speculators_common.formats.fields import Fields, only_architecture
 from dspark_jax.speculators_common.formats.layer_masks import FULL, SLIDING, read_layer_masks
+from dspark_jax.speculators_common.formats.speculators.names import refuse_speculators
 from dspark_jax.speculators_common.formats.unknown_fields import unknown_fields
+from dspark_jax.speculators_common.formats.zlab.names import ARCHITECTURE, FAMILY
 
 
 def from_zlab(raw: Mapping[str, Any], file: Path | str, overrides: DraftOverrides | None = None) -> DraftConfig:
@@ -35,8 +36,9 @@ def from_zlab(raw: Mapping[str, Any], file: Path | str, overrides: DraftOverride
     default here, although some readers of the format guess them. Raises `CheckpointError` for everything that the
     format does not allow.
     """
-    require_family(raw, file, "zlab_dflash")
     top = Fields(raw, file)
+    architecture = only_architecture(top, names=(ARCHITECTURE,))
+    refuse_speculators(top, architecture)
     nested = top.section("transformer_layer_config")
     block = top.section("dflash_config").joined(top)
     network = top.joined(nested)
@@ -74,8 +76,8 @@ def from_zlab(raw: Mapping[str, Any], file: Path | str, overrides: DraftOverride
         embedding_scale=block.number("input_embedding_scale", above=0, default=1.0),
         output_multiplier=block.number("output_multiplier", above=0, default=1.0),
         final_logit_softcapping=block.number("final_logit_softcapping", above=0, default=None),
-        architecture=only_architecture(top),
-        family="zlab_dflash",
+        architecture=architecture,
+        family=FAMILY,
         source=str(file),
         num_target_layers=num_target_layers,
         stores_tables=False,

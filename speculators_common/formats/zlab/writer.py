@@ -7,6 +7,7 @@ from typing import Any
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig
 from dspark_jax.speculators_common.formats.draft_writer import Fault, qwen3_faults, qwen3_network, refuse_inexpressible
 from dspark_jax.speculators_common.formats.layer_masks import FULL, SLIDING
+from dspark_jax.speculators_common.formats.zlab.names import ARCHITECTURE
 
 _BLOCK_FIELDS = ("input_embedding_scale", "output_multiplier", "final_logit_softcapping")
 
@@ -32,7 +33,7 @@ def to_zlab(config: DraftConfig, *, dtype: str | None = None) -> dict[str, Any]:
     found = (config.embedding_scale, config.output_multiplier, config.final_logit_softcapping)
     block |= {name: value for name, value in zip(_BLOCK_FIELDS, found, strict=True) if value != plain[name]}
     fields = {
-        "architectures": ["DFlashDraftModel"],
+        "architectures": [ARCHITECTURE],
         **qwen3_network(config),
         "layer_types": [FULL if width is None else SLIDING for width in windows],
         "sliding_window": window,
@@ -52,6 +53,7 @@ def _faults(config: DraftConfig) -> list[Fault]:
         return faults
     windows = sorted({layer.window for layer in config.layers if layer.window is not None})
     causal = [layer.causal for layer in config.layers]
+    depth = config.num_target_layers
     by_kind = all(layer.causal == (layer.window is not None) for layer in config.layers)
     for name, value, fits, allowed in (
         ("markov_rank", config.markov_rank, config.markov_rank == 0, "0: the format has no heads"),
@@ -68,6 +70,12 @@ def _faults(config: DraftConfig) -> list[Fault]:
             config.target_hidden_size,
             config.target_hidden_size == config.hidden_size,
             f"{config.hidden_size} (hidden_size): the format knows one width",
+        ),
+        (
+            "taps",
+            list(config.taps),
+            depth is None or all(int(tap) < depth for tap in config.taps),
+            f"taps below the last of the target's {depth} layers",
         ),
         ("embed_tokens", "in the draft", not config.stores_tables, "the target's embedding and head"),
         ("sliding_window", windows, len(windows) < 2, "one window for all sliding layers"),

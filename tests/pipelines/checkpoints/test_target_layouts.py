@@ -217,3 +217,76 @@ def test_quantised_weights_are_refused_by_their_method_before_any_tensor_is_look
         with pytest.raises(CheckpointError) as caught:
             describe(copy)
         assert str(caught.value).startswith(f"{copy}/config.json: {path}: found {method!r}, allowed no such field")
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "expected"),
+    [
+        (
+            "hf_quant_config.json",
+            {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}},
+            "quantization.quant_algo: found 'FP8', allowed no such field",
+        ),
+        (
+            "hf_quant_config.json",
+            {"quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}},
+            "quantization.kv_cache_quant_algo: found 'FP8', allowed no such field",
+        ),
+        (
+            "hf_quant_config.json",
+            {"quantization": {"quant_algo": "MIXED_PRECISION", "quantized_layers": {"model.layers.0": {}}}},
+            "quantization.quant_algo: found 'MIXED_PRECISION', allowed no such field",
+        ),
+        (
+            "hf_quant_config.json",
+            {"quantization": {"bits": 4}},
+            "quantization: found {'bits': 4}, allowed no such field",
+        ),
+        ("hf_quant_config.json", {}, "quantization: found None, allowed a JSON object that states quant_algo"),
+        ("hf_quant_config.json", {"quantization": ["FP8"]}, "quantization: found ['FP8'], allowed no such field"),
+        (
+            "quantize_config.json",
+            {"bits": 4, "group_size": 128, "desc_act": False},
+            "found the settings of a GPTQ export, allowed no such file: quantised weights are not supported",
+        ),
+        (
+            "quantize_config.json",
+            {"bits": 4, "quant_method": "marlin"},
+            "quant_method: found 'marlin', allowed no such",
+        ),
+        (
+            "quant_config.json",
+            {"zero_point": True, "q_group_size": 128, "w_bit": 4, "version": "GEMM"},
+            "found the settings of an AWQ export, allowed no such file: quantised weights are not supported",
+        ),
+        ("quant_config.json", ["awq"], "found a JSON list, allowed an object"),
+    ],
+)
+@pytest.mark.parametrize(
+    "folder", ["E_targets/qwen3_tied", "C_speculators/pruned_anchor_full_vanilla", "H_compact/markov"]
+)
+def test_a_quantisation_in_a_file_of_its_own_is_refused_before_any_tensor_is_looked_at(
+    data_dir: Path, tmp_path: Path, file: str, content: Any, expected: str, folder: str
+) -> None:
+    copy = copied(data_dir / folder, tmp_path / "copy")
+    (copy / file).write_text(json.dumps(content))
+    (copy / "model.safetensors").write_bytes(b"")
+    with pytest.raises(CheckpointError) as caught:
+        describe(copy)
+    assert str(caught.value).startswith(f"{copy}/{file}: {expected}")
+
+
+def test_a_modelopt_export_that_quantises_nothing_is_read(data_dir: Path, tmp_path: Path) -> None:
+    copy = copied(data_dir / "E_targets" / "qwen3_tied", tmp_path / "copy")
+    stated: dict[str, Any] = {"quantization": {"quant_algo": None, "kv_cache_quant_algo": None, "exclude_modules": []}}
+    (copy / "hf_quant_config.json").write_text(json.dumps(stated))
+    assert describe(copy).config == describe(data_dir / "E_targets" / "qwen3_tied").config
+
+
+def test_an_old_compressed_export_without_a_method_is_refused_by_its_format(data_dir: Path, tmp_path: Path) -> None:
+    stated = {"config_groups": {"group_0": {}}, "format": "pack-quantized", "quantization_status": "frozen"}
+    copy = rewritten(data_dir / "E_targets" / "qwen3_tied", tmp_path / "copy", compression_config=stated)
+    with pytest.raises(
+        CheckpointError, match=r"config.json: compression_config.format: found 'pack-quantized', allowed"
+    ):
+        describe(copy)

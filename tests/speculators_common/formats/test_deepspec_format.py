@@ -270,11 +270,11 @@ def test_the_format_has_no_defaults(name):
         ),
         (
             {"architectures": ["Gemma4DSparkModel"]},
-            "found 'Gemma4DSparkModel', a draft of the family DeepSpec Gemma4, allowed DeepSpec Qwen3",
+            "architectures: found 'Gemma4DSparkModel', allowed Qwen3DSparkModel",
         ),
         (
             {"speculators_model_type": "dspark"},
-            "found 'Qwen3DSparkModel', allowed DSparkDraftModel or DSparkSpeculator beside speculators_model_type",
+            "speculators_model_type: found 'dspark', allowed no such field in a draft that is read as 'Qwen3DSpark",
         ),
         (
             {"model_type": "deepseek_v4"},

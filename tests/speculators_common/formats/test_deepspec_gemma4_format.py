@@ -242,7 +242,7 @@ def test_separate_values_need_the_other_head_count():
             {"quantization": {"bits": 4, "group_size": 64}},
             "quantization: found {'bits': 4, 'group_size': 64}, allowed no such field",
         ),
-        ({"architectures": ["Qwen3DSparkModel"]}, "a draft of the family DeepSpec Qwen3, allowed DeepSpec Gemma4"),
+        ({"architectures": ["Qwen3DSparkModel"]}, "architectures: found 'Qwen3DSparkModel', allowed Gemma4DSparkModel"),
         ({"torch_dtype": "bfloat16"}, "dtype: found 'float32', but torch_dtype is 'bfloat16'"),
         (
             {"transformer_layer_config": {"global_head_dim": 64}},

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 
-from dspark_jax.speculators_common.errors import CheckpointError
 from dspark_jax.speculators_common.formats.compact.format import from_compact
 from dspark_jax.speculators_common.formats.deepspec.gemma4_writer import to_deepspec_gemma4
 from dspark_jax.speculators_common.formats.deepspec.reader import from_deepspec
@@ -14,25 +14,16 @@ from dspark_jax.speculators_common.formats.deepspec.writer import to_deepspec
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig, DraftOverrides, LayerMask
 from dspark_jax.speculators_common.formats.rope.config import RopeConfig
 from dspark_jax.speculators_common.formats.speculators.writer import to_speculators
-from tests.support.draft_configs import (
-    CAUSAL_FULL,
-    DATA,
-    FULL,
-    NON_CAUSAL,
-    ROPES,
-    SLIDING,
-    deepspec,
-    gemma4,
-    raw,
-    speculators,
-)
+from dspark_jax.speculators_common.formats.zlab.writer import to_zlab
+from tests.support.draft_configs import DATA, ROPES, deepspec, gemma4, raw, speculators
+from tests.support.written_configs import CAUSAL_FULL, FULL, NON_CAUSAL, SLIDING, refusal
 
 
-def refusal(write: Any, config: DraftConfig) -> str:
-    with pytest.raises(CheckpointError) as caught:
-        write(config)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+def test_a_draft_made_in_a_program_without_a_length_is_in_no_format() -> None:
+    """The published constructor allows it; a file that said null could not be read."""
+    for write, config in ((to_speculators, speculators()), (to_deepspec, deepspec()), (to_deepspec_gemma4, gemma4())):
+        said = refusal(write, dataclasses.replace(config, max_position_embeddings=None))
+        assert said.endswith("max_position_embeddings: found None, allowed an integer >= 1, as every file states it")
 
 
 INEXPRESSIBLE = [
@@ -144,7 +135,7 @@ def test_everything_at_fault_is_said_at_once() -> None:
         assert f"{field}: found" in said
 
 
-@pytest.mark.parametrize("write", [to_speculators, to_deepspec])
+@pytest.mark.parametrize("write", [to_speculators, to_deepspec, to_zlab])
 def test_other_networks_are_refused_by_their_style(write: Any) -> None:
     assert (
         "architectures: found 'Gemma4DSparkModel', allowed a draft of Qwen3 layers; this one has layers of the gemma4 "

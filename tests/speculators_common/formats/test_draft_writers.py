@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,24 +10,14 @@ from dspark_jax.speculators_common.formats.deepspec.gemma4_reader import from_de
 from dspark_jax.speculators_common.formats.deepspec.gemma4_writer import to_deepspec_gemma4
 from dspark_jax.speculators_common.formats.deepspec.reader import from_deepspec
 from dspark_jax.speculators_common.formats.deepspec.writer import to_deepspec
-from dspark_jax.speculators_common.formats.draft_config import DraftConfig, LayerMask
+from dspark_jax.speculators_common.formats.draft_config import LayerMask
 from dspark_jax.speculators_common.formats.rope.config import RopeConfig
 from dspark_jax.speculators_common.formats.speculators.reader import from_speculators
 from dspark_jax.speculators_common.formats.speculators.writer import to_speculators
 from dspark_jax.speculators_common.formats.zlab.reader import from_zlab
 from tests.support import tiny_families
-from tests.support.draft_configs import (
-    CAUSAL_FULL,
-    DATA,
-    FULL,
-    NON_CAUSAL,
-    ROPES,
-    SLIDING,
-    deepspec,
-    gemma4,
-    raw,
-    speculators,
-)
+from tests.support.draft_configs import DATA, ROPES, deepspec, gemma4, raw, speculators
+from tests.support.written_configs import CAUSAL_FULL, FULL, NON_CAUSAL, SLIDING, assert_read_back, through_json
 
 DEEPSPEC = [*sorted((DATA / "A_deepspec_qwen3").iterdir()), DATA / "D_loop" / "draft"]
 GEMMA4 = sorted((DATA / "B_deepspec_gemma4").iterdir())
@@ -37,23 +25,6 @@ SPECULATORS = [folder for folder in sorted((DATA / "C_speculators").iterdir()) i
     DATA / "speculators_gemma4_31b",
     Path(__file__).parents[3] / "models" / "smollm2-135m-dspark",
 ]
-
-
-def through_json(fields: dict[str, Any]) -> dict[str, Any]:
-    """What is left of the fields in a file."""
-    return json.loads(json.dumps(fields))
-
-
-def assert_read_back(config: DraftConfig, fields: dict[str, Any], read: Any) -> None:
-    """The fields are a file of this draft: an equal record, no guess, no unknown field, and the same target."""
-    found = read(through_json(fields), "written/config.json")
-    assert found == config
-    assert (found.choices, found.unknown_fields) == ((), ())
-    assert (found.num_target_layers, found.target_name, found.target_architectures) == (
-        config.num_target_layers,
-        config.target_name,
-        config.target_architectures,
-    )
 
 
 @pytest.mark.parametrize("folder", SPECULATORS, ids=lambda folder: folder.name)
@@ -213,4 +184,13 @@ def test_a_zlab_draft_without_extras_is_a_speculators_one() -> None:
     config = from_zlab(tiny_families.zlab_config(), "draft/config.json")
     fields = to_speculators(config)
     assert fields["aux_hidden_state_layer_ids"] == [1, 2]
+    assert_read_back(config, fields, from_speculators)
+
+
+@pytest.mark.parametrize(("stated", "written"), [(None, 5), (1, 1), (3, 3), (4, 5), (5, 5)])
+def test_the_number_of_drafts_that_a_file_states_is_kept(stated: int | None, written: int) -> None:
+    """But for the number of a whole block of the other layout, which would say that the block is of that one."""
+    config = speculators(stated_drafts=stated)
+    fields = to_speculators(config)
+    assert fields["speculators_config"]["proposal_methods"][0]["speculative_tokens"] == written
     assert_read_back(config, fields, from_speculators)

@@ -194,8 +194,15 @@ def test_the_layout_can_be_stated_by_the_user():
         ({"hidden_act": "gelu"}, "hidden_act: found 'gelu', allowed silu"),
         ({"head_dim": ...}, "head_dim: missing, allowed an integer >= 1"),
         ({"quantization_config": {"bits": 4}}, "quantization_config: found {'bits': 4}, allowed no such field"),
-        ({"architectures": ["DFlash2DraftModel"]}, "architectures: found 'DFlash2DraftModel'"),
-        ({"speculators_model_type": "dflash"}, "a draft of the family speculators DFlash, allowed z-lab DFlash"),
+        (
+            {"architectures": ["DFlash2DraftModel"]},
+            "architectures: found 'DFlash2DraftModel', allowed DFlashDraft",
+        ),
+        (
+            {"speculators_model_type": "dflash"},
+            "speculators_model_type: found 'dflash', allowed no such field in a draft that is read as "
+            "'DFlashDraftModel'",
+        ),
     ],
 )
 def test_a_wrong_config_is_refused_by_field_value_and_rule(changes, expected):
