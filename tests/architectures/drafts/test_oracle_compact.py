@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from flax import nnx
 from jaxtyping import Array, Float, Int32
-from safetensors.numpy import load_file
 
 from dspark_jax.architectures import dspark_compact
 from dspark_jax.architectures.dspark_compact.model import effective_thresholds
@@ -25,6 +24,7 @@ from dspark_jax.architectures.nn.attention.ragged_batch import PADDING_POSITION,
 from dspark_jax.speculators_common.formats.compact.format import CompactDims, tensor_shapes
 from dspark_jax.speculators_common.heads.confidence_head import confident_length_after_first
 from tests.support.compilation import ordinary_compilation
+from tests.support.recorded_tensors import load_recorded
 
 SOFT_CAPS = {"markov": None, "rnn": 6.0, "markov_sts": 11.0}
 ROWS, WIDTH, LAYERS, ROUNDS, TARGET_LAYERS = 4, 5, 2, 2, 6
@@ -95,7 +95,7 @@ def case(request: pytest.FixtureRequest, data_dir: Path) -> Case:
 def _case(folder: Path) -> Case:
     dims = CompactDims(hidden_size=64, vocab_size=199, rms_norm_eps=1e-6, num_layers=TARGET_LAYERS)
     draft = dspark_compact.load(folder, dims=dims, target_id="tiny-target@64x199")
-    expected = load_file(folder / "expected.safetensors")
+    expected = load_recorded(folder)
     tables = Tables(expected["target.embed"], expected["target.lm_head"], SOFT_CAPS[folder.name])
     one_round = jax.jit(functools.partial(_one_round, draft, tables))
     cache = KVCache(
