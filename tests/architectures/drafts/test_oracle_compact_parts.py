@@ -111,7 +111,9 @@ def test_the_recurrent_state_of_every_slot_is_the_recorded_one(recorded: Recorde
         previous = np.concatenate([recorded.expected[f"r{index}.anchors"][:, None], tokens[:, :-1]], axis=1)
         for slot in range(WIDTH):
             _, state = head.bias(head.embed(jnp.asarray(previous[:, slot])), None, state)
-            np.testing.assert_allclose(state, wanted[:, slot], rtol=0, atol=TOLERANCE, err_msg=f"slot {slot}")
+            np.testing.assert_allclose(
+                np.asarray(state), wanted[:, slot], rtol=0, atol=TOLERANCE, err_msg=f"slot {slot}"
+            )
 
 
 def test_teacher_forced_confidence_is_the_recorded_one_before_the_sigmoid(recorded: Recorded) -> None:
