@@ -23,7 +23,7 @@ import hypothesis
 import jax
 import pytest
 
-from tests.support import annotation_checks, compilation
+from tests.support import annotation_checks, compilation, recorded_tensors
 
 # By call and not by environment variable: commands that a test starts run as a user's do.
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -73,6 +73,8 @@ def pytest_configure(config: pytest.Config) -> None:
         annotation_checks.install()
     if config.pluginmanager.hasplugin("xdist"):
         config.pluginmanager.register(_WorkerPeaks(config))
+    tests_dir = Path(__file__).parent
+    config.pluginmanager.register(recorded_tensors.ReadingCheck(_DATA_DIR, tests_dir, recorded_tensors.UNREAD))
 
 
 @pytest.hookimpl(trylast=True)

@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int32
-from safetensors.numpy import load_file
 
 from dspark_jax.architectures import dspark_compact
 from dspark_jax.architectures.nn.attention.kv_cache import KVCache, KVPages
 from dspark_jax.architectures.nn.attention.ragged_batch import PADDING_POSITION, RaggedBatch
 from dspark_jax.speculators_common.formats.compact.format import CompactDims
+from tests.support.recorded_tensors import load_recorded
 
 SOFT_CAPS = {"markov": None, "rnn": 6.0, "markov_sts": 11.0}
 ROWS, WIDTH, LAYERS, ROUNDS, TARGET_LAYERS = 4, 5, 2, 2, 6
@@ -65,7 +65,7 @@ class Case:
 def recorded_case(folder: Path) -> Case:
     dims = CompactDims(hidden_size=64, vocab_size=199, rms_norm_eps=1e-6, num_layers=TARGET_LAYERS)
     draft = dspark_compact.load(folder, dims=dims, target_id="tiny-target@64x199")
-    expected = load_file(folder / "expected.safetensors")
+    expected = load_recorded(folder)
     tables = Tables(expected["target.embed"], expected["target.lm_head"], SOFT_CAPS[folder.name])
     one_round = jax.jit(functools.partial(_one_round, draft, tables))
     cache = KVCache(

@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
 
 from dspark_jax.architectures.drafting.tables import DraftTables
 from dspark_jax.architectures.dspark_draft.model import DSparkSpeculatorsDraft
@@ -24,6 +23,7 @@ from dspark_jax.pipelines.checkpoints.loading import LoadedTarget, load_target
 from dspark_jax.pipelines.speculative.engine import Completion, Engine, EngineOptions, Request
 from dspark_jax.speculators_common.numerics.matmul import set_kernel_values
 from tests.support.compilation import ordinary_compilation
+from tests.support.recorded_tensors import load_recorded
 from tests.support.requests import request_for
 
 ROWS, LENGTH, PROMPT, PAGE_SIZE, PAGES_PER_ROW = 2, 20, 4, 8, 3
@@ -40,7 +40,7 @@ class TargetOracle:
     @classmethod
     def load(cls, folder: Path) -> TargetOracle:
         """The checkpoint in `folder`, in float32."""
-        return cls(load_target(folder, jnp.float32), load_file(folder / "expected.safetensors"))
+        return cls(load_target(folder, jnp.float32), load_recorded(folder))
 
     @property
     def target(self) -> Any:

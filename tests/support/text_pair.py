@@ -11,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
 
 from dspark_jax.pipelines import cli
 from dspark_jax.pipelines.checkpoints import loading
 from tests.support import tiny_tokenizer
+from tests.support.recorded_tensors import load_recorded
 
 # No blank and no line end: their tokens are beyond the vocabulary of the recorded target, and so are those of "he" and
 # "ll".
@@ -49,9 +49,7 @@ class RecordedPair:
 def recorded_pair(data_dir: Path) -> RecordedPair:
     """The pair without text."""
     folder = data_dir / "D_loop"
-    return RecordedPair(
-        target=folder / "target", draft=folder / "draft", expected=load_file(folder / "expected.safetensors")
-    )
+    return RecordedPair(target=folder / "target", draft=folder / "draft", expected=load_recorded(folder))
 
 
 def with_text(

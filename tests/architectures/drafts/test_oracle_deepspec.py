@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
 
 from dspark_jax.architectures.dspark_deepspec.model import ContextKV
 from dspark_jax.architectures.nn.attention.kv_cache import KVCache, KVPages
@@ -21,6 +20,7 @@ from dspark_jax.architectures.nn.attention.ragged_batch import PADDING_POSITION,
 from dspark_jax.pipelines.checkpoints.loading import LoadedTarget, load_draft, load_target
 from dspark_jax.speculators_common.heads.confidence_head import confident_length
 from tests.support.compilation import ordinary_compilation
+from tests.support.recorded_tensors import load_recorded
 
 VARIANTS = [
     "vanilla",
@@ -72,7 +72,7 @@ def replayed(request: pytest.FixtureRequest, data_dir: Path, target: LoadedTarge
 
 def _replayed(folder: Path, target: LoadedTarget) -> Replayed:
     draft = load_draft(folder, target, jnp.float32).module
-    expected = load_file(folder / "expected.safetensors")
+    expected = load_recorded(folder)
     # Pages in an order that no formula gives: only the page table says where a position lives.
     cache = KVCache(
         pages=KVPages.zeros(draft.kv_params(PAGE_SIZE), NUM_PAGES),

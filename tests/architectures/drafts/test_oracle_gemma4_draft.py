@@ -22,6 +22,7 @@ from dspark_jax.pipelines.checkpoints.checkpoint import open_checkpoint
 from dspark_jax.pipelines.checkpoints.loading import LoadedTarget, load_draft, load_target
 from dspark_jax.speculators_common.errors import CheckpointError
 from tests.support.compilation import ordinary_compilation
+from tests.support.recorded_tensors import load_recorded
 from tests.support.tiny_checkpoints import TinyCheckpoint
 
 VARIANTS = ["keqv_softcap_vanilla", "sepv_nosoftcap_plainconf", "unified_keqv_softcap"]
@@ -65,7 +66,7 @@ def replayed(request: pytest.FixtureRequest, data_dir: Path, target: LoadedTarge
 
 def _replayed(folder: Path, target: LoadedTarget) -> Replayed:
     draft = load_draft(folder, target, jnp.float32).module
-    expected = load_file(folder / "expected.safetensors")
+    expected = load_recorded(folder)
     cache = KVCache(
         pages=KVPages.zeros(draft.kv_params(PAGE_SIZE), NUM_PAGES),
         page_table=jnp.asarray([[3, 0, 5, 1, 4, 2]], jnp.int32),

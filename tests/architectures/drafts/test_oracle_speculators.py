@@ -27,6 +27,8 @@ from dspark_jax.pipelines.checkpoints.loading import (
     load_target,
     parse_checkpoint,
 )
+from tests.support.compilation import ordinary_compilation
+from tests.support.recorded_tensors import load_recorded
 from tests.support.tiny_checkpoints import TinyCheckpoint
 
 # Where embedding and head come from, by folder: the older layout stores both, the newer one a pruned head at most.
@@ -86,23 +88,21 @@ class Case:
 
 @pytest.fixture(scope="module", params=list(TABLES))
 def case(request: pytest.FixtureRequest, data_dir: Path) -> Case:
-    folder = data_dir / "C_speculators" / request.param
-    _, config = parse_checkpoint(open_checkpoint(folder), "draft")
-    target = load_target(folder / config.target_name, jnp.float32)
-    loaded = load_draft(folder, target, jnp.float32)
-    expected = load_file(folder / "expected.safetensors")
-    case = Case(loaded, target, expected, {})
+    case = _loaded(data_dir / "C_speculators" / request.param)
     for batch in BATCHES:
-        cache = _context(loaded.module, expected, batch)
-        case.hidden[batch] = loaded.module.forward_block(
-            loaded.module.embed_block(case.anchors(batch), target.module), cache
-        )
+        case.hidden[batch] = _hidden(case, case.anchors(batch), *_context_rows(case.expected, batch))
     return case
 
 
-def _context(draft: Any, expected: dict[str, np.ndarray], batch: Batch) -> KVCache:
-    """One row per anchor with the context of its document: strictly before the anchor, at positions that restart with
-    the document.
+def _loaded(folder: Path) -> Case:
+    _, config = parse_checkpoint(open_checkpoint(folder), "draft")
+    target = load_target(folder / config.target_name, jnp.float32)
+    return Case(load_draft(folder, target, jnp.float32), target, load_recorded(folder), {})
+
+
+def _context_rows(expected: dict[str, np.ndarray], batch: Batch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Taps `[LENGTH, mH]`, and positions `[ROWS, LENGTH]` and anchor positions `[ROWS]` of one row per anchor. A row
+    has the context of its document: strictly before the anchor, at positions that restart with the document.
     """
     taps, documents = expected[f"{batch}.in.hidden_states"], expected[f"{batch}.in.document_ids"]
     places, anchors = expected[f"{batch}.in.position_ids"], expected[f"{batch}.anchors"]
@@ -111,15 +111,22 @@ def _context(draft: Any, expected: dict[str, np.ndarray], batch: Batch) -> KVCac
     for row, anchor in enumerate(anchors):
         seen = (documents == documents[anchor]) & (index < anchor)
         positions[row, : len(index)] = np.where(seen, places, PADDING_POSITION)
-    features = draft.project_target_hidden(jnp.asarray(np.pad(taps, ((0, LENGTH - len(taps)), (0, 0)))))
-    pages_per_row = LENGTH // PAGE_SIZE
+    lengths = np.pad(places[anchors], (0, ROWS - len(anchors))).astype(np.int32)
+    return np.pad(taps, ((0, LENGTH - len(taps)), (0, 0))), positions, lengths
+
+
+def _hidden(case: Case, anchors: Any, taps: Any, positions: Any, lengths: Any) -> Any:
+    """Block states of one row per anchor."""
+    draft, pages_per_row = case.draft, LENGTH // PAGE_SIZE
     cache = KVCache(
         pages=KVPages.zeros(draft.kv_params(PAGE_SIZE), ROWS * pages_per_row),
         page_table=jnp.arange(ROWS * pages_per_row, dtype=jnp.int32).reshape(ROWS, pages_per_row),
-        lengths=jnp.asarray(np.pad(places[anchors], (0, ROWS - len(anchors))), jnp.int32),
+        lengths=jnp.asarray(lengths),
     )
     flat = RaggedBatch.rectangle(jnp.zeros((ROWS, LENGTH), jnp.int32), jnp.asarray(positions))
-    return draft.materialize_kv(jnp.tile(features, (ROWS, 1)), flat, cache)
+    features = draft.project_target_hidden(jnp.asarray(taps))
+    cache = draft.materialize_kv(jnp.tile(features, (ROWS, 1)), flat, cache)
+    return draft.forward_block(draft.embed_block(anchors, case.target.module), cache)
 
 
 def _corrected(draft: Any, base_logits: Any, previous: np.ndarray, hidden: Any) -> Any:
@@ -228,6 +235,42 @@ def test_teacher_forced_confidence_is_the_library_s(case: Case, batch: Batch) ->
         case.assert_close(confidence, f"{batch}.confidence_logits", case.slots)
 
 
+@pytest.mark.parametrize("batch", BATCHES)
+def test_confidence_of_every_slot_is_the_library_s(case: Case, batch: Batch) -> None:
+    """Of every slot, also the one that a fill-in draft drops, whose previous token is the anchor."""
+    head, markov = case.draft.confidence_head, case.draft.markov_head
+    if head is None:
+        assert f"{batch}.confidence_logits" not in case.expected
+        return
+    previous = jnp.asarray(_previous(case, batch))
+    embedded = markov.embed(previous) if case.draft.config.confidence_head_with_markov else None
+    case.assert_close(head(case.hidden[batch], embedded), f"{batch}.confidence_logits")
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+def test_the_target_s_logits_over_the_draft_vocabulary_are_the_library_s(case: Case, batch: Batch) -> None:
+    """What training compares a slot with: the target's logits at the place before the token that the slot proposes,
+    from its last states before the norm.
+    """
+    target, table = case.target.module, case.draft.draft_to_target
+    states = case.expected[f"{batch}.in.verifier_last_hidden_states"]
+    logits = np.asarray(target.compute_logits(target.norm(jnp.asarray(states))))
+    logits = logits if table is None else logits[:, np.asarray(table[...])]
+    places = case.expected[f"{batch}.block_token_index"] - (0 if case.draft.config.sample_from_anchor else 1)
+    inside = (places >= 0) & (places < len(states))
+    assert inside.mean() > 0.8
+    wanted = case.expected[f"{batch}.targets"]
+    np.testing.assert_allclose(logits[places[inside]], wanted[inside], rtol=0, atol=TOLERANCE)
+
+
+def test_greedy_logits_of_every_slot_are_the_library_s(case: Case) -> None:
+    """Slot 0 of a fill-in draft included, by the recorded previous tokens."""
+    wanted = case.expected["single.greedy.prev_tokens"]
+    previous = np.pad(wanted, ((0, ROWS - len(wanted)), (0, 0)))
+    corrected = _corrected(case.draft, _all_logits(case, "single"), previous, case.hidden["single"])
+    case.assert_close(corrected, "single.greedy.corrected_logits")
+
+
 def test_greedy_blocks_are_the_library_s(case: Case) -> None:
     hidden, anchors = case.hidden["single"], case.anchors("single")
     base_logits = case.draft.compute_logits(hidden, case.target.module)
@@ -240,6 +283,33 @@ def test_greedy_blocks_are_the_library_s(case: Case) -> None:
         case.assert_close(confidence, "single.greedy.confidence_logits")
     previous = np.concatenate([np.asarray(anchors)[:, None], np.asarray(drafts)[:, :-1]], axis=1)[: len(wanted)]
     assert previous.tolist() == case.expected["single.greedy.prev_tokens"][:, case.slots].tolist()
+
+
+@pytest.mark.parametrize("folder", ["full_noanchor_mixed_rnn", "pruned_anchor_sliding_gated"])
+def test_the_block_that_a_user_runs_gives_the_library_s_values(folder: str, data_dir: Path) -> None:
+    """XLA's ordinary optimisation; the other tests compile quickly. Context, block, chain and confidence in one
+    program.
+    """
+    case = _loaded(data_dir / "C_speculators" / folder)
+    draft = case.draft
+
+    def run(anchors: Any, *context: Any) -> Any:
+        hidden = _hidden(case, anchors, *context)
+        base_logits = draft.compute_logits(hidden, case.target.module)
+        drafts, corrected = draft.draft_chain(base_logits, anchors, hidden=hidden)
+        return hidden, base_logits, drafts, corrected, draft.predict_confidence(hidden, anchors, drafts)
+
+    with ordinary_compilation():
+        compiled = jax.jit(run)
+        results = {batch: compiled(case.anchors(batch), *_context_rows(case.expected, batch)) for batch in BATCHES}
+    for batch in BATCHES:
+        case.assert_close(results[batch][0], f"{batch}.block_hidden")
+        case.assert_close(results[batch][1], f"{batch}.base_logits", case.slots)
+    _, _, drafts, corrected, confidence = results["single"]
+    wanted = case.expected["single.greedy.tokens"]
+    assert drafts[: len(wanted)].tolist() == wanted.tolist()
+    case.assert_close(corrected, "single.greedy.corrected_logits", case.slots)
+    case.assert_close(confidence, "single.greedy.confidence_logits")
 
 
 def test_a_pruned_head_that_the_file_lacks_is_made_of_target_rows(data_dir: Path, tmp_path: Path) -> None:

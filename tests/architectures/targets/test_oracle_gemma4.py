@@ -15,6 +15,7 @@ from safetensors.numpy import load_file
 from dspark_jax.architectures.nn.attention.kv_cache import KVPages
 from dspark_jax.pipelines.checkpoints.loading import load_target
 from dspark_jax.speculators_common.numerics.matmul import kernel_values
+from tests.support.recorded_tensors import load_recorded
 from tests.support.target_oracle import PAGE_SIZE, TargetChecks, TargetOracle
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -85,7 +86,7 @@ def test_a_layer_s_own_input_counts(e2b: TargetOracle) -> None:
 def test_bfloat16_parameters_of_every_geometry_load_and_run(folder: str, data_dir: Path) -> None:
     oracle = TargetOracle(
         load_target(data_dir / "E_targets" / folder, jnp.bfloat16),
-        load_file(data_dir / "E_targets" / folder / "expected.safetensors"),
+        load_recorded(data_dir / "E_targets" / folder),
     )
     hidden, taps = oracle.full_run
     assert (hidden.dtype, taps.dtype) == (jnp.float32, jnp.float32)  # the stream is never rounded

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
 
 from dspark_jax.architectures.nn.attention.kv_cache import KVCache, KVPages
 from dspark_jax.architectures.nn.attention.ragged_batch import PADDING_POSITION, RaggedBatch
@@ -32,6 +31,7 @@ from tests.support.draft_conversions import (
     zlab_draft,
 )
 from tests.support.hub_server import cached
+from tests.support.recorded_tensors import load_recorded
 from tests.support.text_pair import copied
 
 VARIANTS = [
@@ -125,7 +125,7 @@ def test_converted_drafts_draft_what_the_reference_recorded(
 ) -> None:
     """Both directions. The way back starts from the newer speculators layout, without tables."""
     source, target = data_dir / "A_deepspec_qwen3" / variant, data_dir / "D_loop" / "target"
-    expected = load_file(source / "expected.safetensors")
+    expected = load_recorded(source)
     converted(capsys, source, tmp_path / "speculators", "--to", "speculators")
     assert_recorded(tmp_path / "speculators", expected, target)
     # A target that lends the very tables that the recorded draft has of its own.

@@ -17,12 +17,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
 
 from dspark_jax.pipelines.checkpoints.loading import load_draft, load_target
 from dspark_jax.pipelines.speculative.engine import Completion, Engine, EngineOptions, Request
 from dspark_jax.pipelines.speculative.state import RoundOutput, Rows
 from tests.support.compilation import ordinary_compilation
+from tests.support.recorded_tensors import load_recorded
 from tests.support.requests import request_for
 from tests.support.rounds import Rounds
 
@@ -40,7 +40,7 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 @pytest.fixture(scope="module")
 def expected(data_dir: Path) -> dict[str, np.ndarray]:
-    return load_file(data_dir / "D_loop" / "expected.safetensors")
+    return load_recorded(data_dir / "D_loop")
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,100 @@
+"""What a DeepSpec draft is given in each recorded round: ids of the block, positions, and the context that acceptance
+leaves.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dspark_jax.architectures.nn.attention.block_context import DenseContext
+from dspark_jax.architectures.nn.rotary import rotary_angles
+from dspark_jax.pipelines.checkpoints.loading import load_draft, load_target
+from tests.support.recorded_tensors import RecordedTensors, load_recorded
+
+FOLDERS = [
+    *(
+        f"A_deepspec_qwen3/{variant}"
+        for variant in (
+            "vanilla",
+            "gated",
+            "rnn",
+            "vanilla_plainconf",
+            "rank0_plainconf",
+            "rank0_noconf",
+            "gated_attnbias",
+            "vanilla_bf16disk",
+        )
+    ),
+    *(
+        f"B_deepspec_gemma4/{variant}"
+        for variant in ("keqv_softcap_vanilla", "sepv_nosoftcap_plainconf", "unified_keqv_softcap")
+    ),
+]
+ROUNDS = range(4)
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+
+@dataclasses.dataclass(frozen=True)
+class Recorded:
+    """One draft and its record."""
+
+    draft: Any
+    expected: RecordedTensors
+
+    def number(self, index: int, name: str) -> int:
+        """A recorded count of round `index`."""
+        return int(self.expected[f"r{index}.{name}"][0])
+
+
+@pytest.fixture(scope="module", params=FOLDERS)
+def recorded(request: pytest.FixtureRequest, data_dir: Path) -> Recorded:
+    target = load_target(data_dir / "D_loop" / "target", jnp.float32)
+    folder = data_dir / request.param
+    return Recorded(load_draft(folder, target, jnp.float32).module, load_recorded(folder))
+
+
+def test_the_block_is_the_anchor_and_masks(recorded: Recorded) -> None:
+    """The rows of our block are those of the recorded ids, each embedded on its own."""
+    draft = recorded.draft
+    for index in ROUNDS:
+        ids = recorded.expected[f"r{index}.draft_input_ids"]
+        anchor = recorded.expected["token_ids"][recorded.number(index, "start")]
+        assert ids.tolist() == [anchor, *[draft.config.mask_token_id] * (draft.config.block_size - 1)]
+        block = draft.embed_block(jnp.asarray([anchor]))[0]
+        np.testing.assert_array_equal(block, draft.embed_block(jnp.asarray(ids))[:, 0])
+
+
+def test_context_and_block_stand_at_the_recorded_positions(recorded: Recorded) -> None:
+    """New context rows right before the anchor, and slot k at the anchor's position + k, in our angles too."""
+    draft = recorded.draft
+    for index in ROUNDS:
+        start, count = recorded.number(index, "start"), recorded.number(index, "num_new_context")
+        positions, width = recorded.expected[f"r{index}.position_ids"], draft.config.block_size
+        assert positions[:count].tolist() == list(range(start - count, start))
+        context = DenseContext(
+            keys_values=(),
+            positions=jnp.zeros((1, 0), jnp.int32),
+            lengths=jnp.asarray([start], jnp.int32),
+            softmax=draft.platform.softmax,
+        )
+        ours = draft.block_angles(context)
+        wanted = rotary_angles(jnp.asarray(positions[None, count:]), draft.config.rope)
+        assert positions[count:].shape == (width,)
+        for part, recorded_part in zip(ours, wanted, strict=True):
+            np.testing.assert_array_equal(part, recorded_part)
+
+
+def test_acceptance_leaves_its_drafts_and_one_more_row_of_context(recorded: Recorded) -> None:
+    """The verified rows of a round are the next round's new context: the anchor's and those of the accepted drafts."""
+    accepted = recorded.expected["accepted_after_round"]
+    for index in ROUNDS[1:]:
+        added = recorded.number(index, "num_new_context")
+        assert added == accepted[index - 1] + 1
+        assert recorded.number(index, "start") == recorded.number(index - 1, "start") + added
