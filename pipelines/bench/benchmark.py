@@ -385,7 +385,7 @@ def check_benchmark(
         return ()
     for width in asked:
         drafts_per_round(draft.config, width)
-    return asked or (draft.config.num_drafts,)
+    return asked or (draft.config.max_drafts,)
 
 
 def _check_prompts(target: AnyTarget, sets: Sequence[PromptSet], options: BenchmarkOptions) -> None:

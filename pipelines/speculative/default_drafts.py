@@ -26,7 +26,7 @@ def default_drafts(draft: DraftConfig, platform: str) -> tuple[int, str]:
     who did not choose. Otherwise it is the number with the highest gain that was measured on the platform, tau over the
     cost of a round, if the block gives so many; where nothing was measured, the whole block.
     """
-    whole, stated = draft.num_drafts, draft.stated_drafts
+    whole, stated = draft.max_drafts, draft.stated_drafts
     if stated is not None and stated < whole:
         return stated, "stated by the checkpoint"
     measured = _MEASURED.get(platform, {})

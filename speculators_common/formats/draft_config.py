@@ -119,7 +119,7 @@ class DraftConfig:
     )  # stated in the file, of no known meaning, without influence
 
     @property
-    def num_drafts(self) -> int:
+    def max_drafts(self) -> int:
         """D: drafts that one block can give."""
         return self.block_size if self.sample_from_anchor else self.block_size - 1
 

@@ -61,7 +61,7 @@ def _library(config: DraftConfig, kind: str) -> dict[str, Any]:
         "proposal_methods": [
             {
                 "proposal_type": "greedy",
-                "speculative_tokens": config.num_drafts,
+                "speculative_tokens": config.max_drafts,
                 "verifier_accept_k": 1,
                 "accept_tolerance": 0.0,
             },

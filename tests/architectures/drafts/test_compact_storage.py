@@ -165,7 +165,7 @@ def test_a_single_slot_has_no_mask_rows(tmp_path: Path) -> None:
     draft = fresh(block_size=1)
     assert tensors_of(draft)["mask_emb"].shape == (0, 8)
     dspark_compact.save(draft, tmp_path / "draft")
-    assert dspark_compact.load(tmp_path / "draft").config.num_drafts == 1
+    assert dspark_compact.load(tmp_path / "draft").config.max_drafts == 1
 
 
 def test_a_draft_for_a_live_target_takes_its_sizes(target: LoadedTarget) -> None:

@@ -92,7 +92,7 @@ def test_the_config_says_what_the_arguments_say() -> None:
     config = _draft(sliding_window=6, layer_sliding=[False, True], taps=[0, 3], target_hidden_size=12).config
     assert config.layers == (LayerMask(), LayerMask(window=6, causal=True))
     assert (config.taps, config.target_hidden_size, config.num_taps) == ((0, 3), 12, 2)
-    assert (config.num_drafts, config.is_pruned, config.markov_head_type) == (4, False, "vanilla")
+    assert (config.max_drafts, config.is_pruned, config.markov_head_type) == (4, False, "vanilla")
     assert config.rope == RopeConfig(theta=10000.0, rotary_dim=8)
 
 
@@ -132,7 +132,7 @@ def test_what_the_published_module_refuses_works_here(changes: dict[str, Any]) -
     draft = _draft(**changes)
     hidden, anchors = _block(draft)
     tokens = draft.sample_draft_tokens(draft.compute_logits(hidden), anchors, hidden=hidden)
-    assert tokens.shape == (ROWS, draft.config.num_drafts)
+    assert tokens.shape == (ROWS, draft.config.max_drafts)
     assert bool(((tokens >= 0) & (tokens < 20)).all())
 
 

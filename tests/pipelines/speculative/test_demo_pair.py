@@ -90,7 +90,7 @@ def test_the_programs_that_a_user_runs_move_no_cache_and_no_table(bfloat16_targe
     """
     target = bfloat16_target
     for draft in (load_draft(DRAFT, target, jnp.bfloat16).module, None):
-        drafts = 0 if draft is None else draft.config.num_drafts
+        drafts = 0 if draft is None else draft.config.max_drafts
         programs = Programs(target.module, draft, num_speculative_tokens=drafts, page_size=64, max_rounds=4)
         state = one_row_state(target.module, draft, num_pages=7, page_size=64, pages_per_row=4)
         caches = jax.tree.leaves((state.target_pages, state.draft_pages))
