@@ -16,7 +16,7 @@ from dspark_jax.speculators_common.formats.draft_config import DraftConfig
 
 
 @runtime_checkable
-class TableLender(Protocol):
+class TargetTables(Protocol):
     """A model whose tables a draft uses that brings none of its own: the target."""
 
     def embed_tokens(self, ids: Int32[Array, "*axes"]) -> Float[Array, "*axes H"]:
@@ -33,7 +33,7 @@ class TableLender(Protocol):
 
 
 @runtime_checkable
-class Target(TableLender, Protocol):
+class Target(TargetTables, Protocol):
     """The model that decides."""
 
     @property
@@ -56,7 +56,7 @@ class Target(TableLender, Protocol):
 
 @runtime_checkable
 class Draft(Protocol):
-    """The model that proposes. `lender` is the target; only drafts without their own tables use it."""
+    """The model that proposes. `target` is the target; only drafts without their own tables use it."""
 
     config: DraftConfig
 
@@ -72,7 +72,7 @@ class Draft(Protocol):
         """Store the context K/V of every token that is not inert, at its absolute position."""
         ...
 
-    def embed_block(self, anchor: Int32[Array, "B"], lender: TableLender) -> Float[Array, "B W d"]:
+    def embed_block(self, anchor: Int32[Array, "B"], target: TargetTables) -> Float[Array, "B W d"]:
         """Block inputs `[anchor, mask, mask, ...]`."""
         ...
 
@@ -84,7 +84,7 @@ class Draft(Protocol):
         """
         ...
 
-    def compute_logits(self, hidden: Float[Array, "B Ws d"], lender: TableLender) -> Float[Array, "B Ds Vd"]:
+    def compute_logits(self, hidden: Float[Array, "B Ws d"], target: TargetTables) -> Float[Array, "B Ds Vd"]:
         """Base logits of the drafting slots, float32, before the Markov bias; slot 0 is dropped when fill-in."""
         ...
 

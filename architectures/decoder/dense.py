@@ -19,7 +19,7 @@ from dspark_jax.architectures.decoder.layer_stack import run_layers
 from dspark_jax.architectures.nn.attention.kv_cache import KVCache
 from dspark_jax.architectures.nn.attention.kv_params import KVParams
 from dspark_jax.architectures.nn.attention.ragged_batch import RaggedBatch
-from dspark_jax.architectures.nn.embedding import TokenEnds
+from dspark_jax.architectures.nn.embedding import EmbeddingAndHead
 from dspark_jax.architectures.nn.mlp import GatedMLP
 from dspark_jax.architectures.nn.norms import RMSNorm
 from dspark_jax.architectures.nn.rotary import Angles, rotary_angles, rotate
@@ -135,7 +135,7 @@ class DecoderLayer(nnx.Module):
             return x + self.mlp(self.post_attention_norm(x)), cache
 
 
-class DenseDecoder(TokenEnds):
+class DenseDecoder(EmbeddingAndHead):
     """A `Target`: embedding, layers, final norm, head."""
 
     def __init__(

@@ -32,7 +32,7 @@ def soft_capped(logits: Float[Array, "*axes V"], cap: float | None) -> Float[Arr
     return logits if cap is None else cap * jnp.tanh(logits / cap)
 
 
-class TokenEnds(nnx.Module):
+class EmbeddingAndHead(nnx.Module):
     """The raw tables of a target, which a draft without tables of its own uses too."""
 
     def __init__(
