@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from jaxtyping import Array, Float, Int32
 
-from dspark_jax.architectures.drafting.proposal import Proposal
+from dspark_jax.architectures.drafting.proposal import Proposal, Sampler
 from dspark_jax.architectures.nn.attention.block_context import BlockContext
 from dspark_jax.architectures.nn.attention.kv_cache import KVCache
 from dspark_jax.architectures.nn.attention.kv_params import KVParams
@@ -17,7 +17,7 @@ from dspark_jax.speculators_common.formats.draft_config import DraftConfig
 
 @runtime_checkable
 class TargetTables(Protocol):
-    """A model whose tables a draft uses that brings none of its own: the target."""
+    """The embedding and head of a target. A draft without its own uses them."""
 
     def embed_tokens(self, ids: Int32[Array, "*axes"]) -> Float[Array, "*axes H"]:
         """Embedding rows as stored: no scaling."""
@@ -56,7 +56,7 @@ class Target(TargetTables, Protocol):
 
 @runtime_checkable
 class Draft(Protocol):
-    """The model that proposes. `target` is the target; only drafts without their own tables use it."""
+    """The model that proposes. A draft without its own embedding or head uses those of `target`."""
 
     config: DraftConfig
 
@@ -92,7 +92,7 @@ class Draft(Protocol):
         self,
         base_logits: Float[Array, "B Ds Vd"],
         anchor_tokens: Int32[Array, "B"],
-        sampler: Any = None,
+        sampler: Sampler | None = None,
         *,
         hidden: Float[Array, "B Ws d"] | None = None,
     ) -> Int32[Array, "B Ds"]:
@@ -117,7 +117,7 @@ class Draft(Protocol):
         base_logits: Float[Array, "B Ds Vd"],
         anchor_tokens: Int32[Array, "B"],
         threshold: Float[Array, "B"],
-        sampler: Any = None,
+        sampler: Sampler | None = None,
     ) -> Proposal:
         """All of the above at once: the drafts of a block and how many of them are offered."""
         ...

@@ -4,21 +4,17 @@ proposal's length.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int32
 
-from dspark_jax.architectures.drafting.proposal import Proposal
+from dspark_jax.architectures.drafting.proposal import Proposal, Sampler
 from dspark_jax.architectures.protocols import TargetTables
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig
 from dspark_jax.speculators_common.heads.confidence_head import ConfidenceHead, confident_length
 from dspark_jax.speculators_common.heads.markov_head import MarkovHead
 from dspark_jax.speculators_common.numerics.argmax import argmax
 from dspark_jax.speculators_common.numerics.platform import Platform
-
-Sampler = Callable[[Float[Array, "B Vd"], int], Int32[Array, "B"]]
 
 
 class VocabTable(nnx.Variable):

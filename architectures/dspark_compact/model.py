@@ -17,8 +17,9 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int32
 
-from dspark_jax.architectures.drafting.dense_rows import DraftRows, context_lines
-from dspark_jax.architectures.drafting.draft_chain import DraftChain, Sampler, required_target
+from dspark_jax.architectures.drafting.dense_rows import DraftRows, dense_context
+from dspark_jax.architectures.drafting.draft_chain import DraftChain, required_target
+from dspark_jax.architectures.drafting.proposal import Sampler
 from dspark_jax.architectures.drafting.tables import DraftTables
 from dspark_jax.architectures.dspark_compact.layer import CompactLayer
 from dspark_jax.architectures.nn.attention.block_context import BlockContext, ContextKV, DenseContext
@@ -34,13 +35,13 @@ from dspark_jax.speculators_common.heads.markov_head import make_markov_head
 from dspark_jax.speculators_common.numerics.linear import Linear
 from dspark_jax.speculators_common.numerics.platform import Platform, default_platform
 
-NEVER = -1.0  # a threshold that no confidence is below
+NO_THRESHOLD = -1.0  # a threshold that no confidence is below
 
 
 class CompactDraft(DraftChain):
     """A `Draft` (see `architectures/protocols.py`) of the compact style, and its training forward.
 
-    `init.py` makes a fresh one, `storage.py` saves and loads it.
+    `init.py` makes a fresh one, `checkpoint.py` saves and loads it.
     """
 
     def __init__(
@@ -136,7 +137,7 @@ class CompactDraft(DraftChain):
         """Drafts to verify, at least one. A row's own `threshold` holds for all slots; 0 means those stored with the
         draft, if there are any.
         """
-        stored = np.full((confidence.shape[1],), NEVER, np.float32)
+        stored = np.full((confidence.shape[1],), NO_THRESHOLD, np.float32)
         if self.config.thresholds is not None:
             stored = np.asarray(self.config.thresholds.values[: confidence.shape[1]], np.float32)
         own = threshold[:, None]
@@ -210,7 +211,7 @@ class CompactDraft(DraftChain):
         if isinstance(thresholds, str):
             thresholds = None if self.config.thresholds is None else self.config.thresholds.values
         limits = effective_thresholds(thresholds, min_confidence, self.config.block_size)[:steps]
-        context = context_lines(context_kv, context_lengths, self.platform.softmax)
+        context = dense_context(context_kv, context_lengths, self.platform.softmax)
         hidden = self.forward_block(self.embed_block(anchors, target), context, steps)
         base_logits = self.compute_logits(hidden, target)
         tokens = self.sample_draft_tokens(base_logits, anchors, sampler, hidden=hidden)
@@ -230,11 +231,11 @@ class CompactDraft(DraftChain):
 def effective_thresholds(
     thresholds: Sequence[float] | None, min_confidence: float | None, block_size: int
 ) -> Float[np.ndarray, "W"]:
-    """One threshold per slot, float32: the list, beyond its end `min_confidence`, else `NEVER`."""
+    """One threshold per slot, float32: the list, beyond its end `min_confidence`, else `NO_THRESHOLD`."""
     listed = list(thresholds or ())
     if len(listed) > block_size:
         raise RequestError(
             f"found {len(listed)} numbers, allowed at most {block_size}, one for each slot", field="thresholds"
         )
-    rest = NEVER if min_confidence is None else min_confidence
+    rest = NO_THRESHOLD if min_confidence is None else min_confidence
     return np.asarray(listed + [rest] * (block_size - len(listed)), np.float32)

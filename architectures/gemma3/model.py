@@ -54,9 +54,7 @@ class Gemma3Layer(nnx.Module):
 
 
 class Gemma3Decoder(EmbeddingAndHead):
-    """A `Target`. The embedding it lends is raw; only its own input, tap 0, is scaled by the root of the
-    hidden size.
-    """
+    """A `Target`. `embed_tokens` gives raw rows; `forward` scales its own input, tap 0, by `sqrt(hidden_size)`."""
 
     def __init__(
         self,

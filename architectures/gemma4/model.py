@@ -24,9 +24,7 @@ from dspark_jax.speculators_common.numerics.platform import Platform, default_pl
 
 
 class Gemma4Decoder(EmbeddingAndHead):
-    """A `Target`. The embedding it lends is raw; only its own input, tap 0, is scaled by the root of the
-    hidden size.
-    """
+    """A `Target`. `embed_tokens` gives raw rows; `forward` scales its own input, tap 0, by `sqrt(hidden_size)`."""
 
     def __init__(
         self,

@@ -109,7 +109,7 @@ def only_architecture(fields: Fields, *, default: str | None = None) -> str:
 
 
 def _speculators_family(fields: Fields, architecture: str) -> DraftFamily:
-    kind = fields.string("speculators_model_type", choices=tuple(_SPECULATORS_FAMILIES))
+    kind = fields.string("speculators_model_type", allowed=tuple(_SPECULATORS_FAMILIES))
     if architecture not in _SPECULATORS_ARCHITECTURES[kind]:
         allowed = f"{' or '.join(_SPECULATORS_ARCHITECTURES[kind])} beside speculators_model_type {kind!r}"
         raise fields.error("architectures", architecture, allowed)
