@@ -21,6 +21,6 @@ class DraftRows(NamedTuple):
 
 
 def dense_context(context_kv: ContextKV, lengths: Int32[Array, "B"], softmax: SoftmaxForm) -> DenseContext:
-    """The context of a block from K/V `[B, K, L, hd]` at positions 0..L-1; row b sees the first `lengths[b]` of them."""
+    """The context of a block from K/V `[B, K, L, hd]` at positions 0..L-1; row b sees the first `lengths[b]`."""
     positions = jnp.arange(context_kv[0][0].shape[2], dtype=jnp.int32)[None]
     return DenseContext(keys_values=context_kv, positions=positions, lengths=lengths, softmax=softmax)
