@@ -1,4 +1,4 @@
-"""The one normalised draft config. Every checkpoint format is parsed into it; nothing downstream knows the format.
+"""The normalised draft config. The reader of every checkpoint format produces it; no other code knows the format.
 
 Field meanings follow the paper (arXiv 2607.05147) and `docs/formats.md`; axis letters in brackets.
 """
@@ -21,8 +21,8 @@ FINAL: Literal["final"] = "final"  # the tap after the target's final norm
 class LayerMask:
     """What the block slots of one draft layer may see.
 
-    `window`: context positions kept, `None` = all. `causal`: slot k sees the block slots `<= k` only; otherwise the
-    block is bidirectional.
+    `window`: the number of context positions that are visible, `None` = all. `causal`: slot k sees the block slots
+    `<= k` only; otherwise the block is bidirectional.
     """
 
     window: int | None = None
@@ -52,7 +52,7 @@ class Choice:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DraftOverrides:
-    """What a user states about a draft instead of the checkpoint; `None` leaves the decision to the files."""
+    """Values of a draft that the user states; they replace those of the checkpoint. `None`: the checkpoint decides."""
 
     sample_from_anchor: bool | None = None
     partial_rotary_factor: float | None = None
