@@ -1,4 +1,4 @@
-"""What a draft hands to the next verification."""
+"""The proposal of a draft: the drafts of every row, which the next round verifies."""
 
 from __future__ import annotations
 
