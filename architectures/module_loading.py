@@ -51,16 +51,14 @@ def fill_module(
     check_tensors(recipes, tensors, file=file, ignored=ignored)
     for path, recipe in recipes.items():
         if path not in parameters and not recipe.is_floating:
-            recipe.assemble(
-                [tensors[name].read() for name in recipe.tensors]
-            )  # a table of ids that leaves no parameter is checked all the same
+            # Assembling checks the ids, also where the module has no parameter for them.
+            recipe.assemble([tensors[name].read() for name in recipe.tensors])
     loaded = {}
     held: dict[str, np.ndarray] = {}
     for path, recipe in used.items():
-        if list(held) != list(
-            recipe.tensors
-        ):  # a tied head is made from the tensor that the embedding has just been made from
-            held.clear()  # before the next ones are read: one parameter after the other
+        # A tied head is made from the tensor that was just read for the embedding: it is not read again.
+        if list(held) != list(recipe.tensors):
+            held.clear()  # free these before the next tensors are read
             held.update((name, tensors[name].read()) for name in recipe.tensors)
         key, variable = parameters[path]
         host = stored_values(variable, recipe.assemble(list(held.values())))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from jaxtyping import Array, Float, Int32
 
-from dspark_jax.architectures.drafting.proposal import Proposal
+from dspark_jax.architectures.drafting.proposal import Proposal, Sampler
 from dspark_jax.architectures.nn.attention.block_context import BlockContext
 from dspark_jax.architectures.nn.attention.kv_cache import KVCache
 from dspark_jax.architectures.nn.attention.kv_params import KVParams
@@ -16,8 +16,8 @@ from dspark_jax.speculators_common.formats.draft_config import DraftConfig
 
 
 @runtime_checkable
-class TableLender(Protocol):
-    """A model whose tables a draft uses that brings none of its own: the target."""
+class TargetTables(Protocol):
+    """The embedding and head of a target. A draft without its own uses them."""
 
     def embed_tokens(self, ids: Int32[Array, "*axes"]) -> Float[Array, "*axes H"]:
         """Embedding rows as stored: no scaling."""
@@ -33,7 +33,7 @@ class TableLender(Protocol):
 
 
 @runtime_checkable
-class Target(TableLender, Protocol):
+class Target(TargetTables, Protocol):
     """The model that decides."""
 
     @property
@@ -56,7 +56,7 @@ class Target(TableLender, Protocol):
 
 @runtime_checkable
 class Draft(Protocol):
-    """The model that proposes. `lender` is the target; only drafts without their own tables use it."""
+    """The model that proposes. A draft without its own embedding or head uses those of `target`."""
 
     config: DraftConfig
 
@@ -72,7 +72,7 @@ class Draft(Protocol):
         """Store the context K/V of every token that is not inert, at its absolute position."""
         ...
 
-    def embed_block(self, anchor: Int32[Array, "B"], lender: TableLender) -> Float[Array, "B W d"]:
+    def embed_block(self, anchor: Int32[Array, "B"], target: TargetTables) -> Float[Array, "B W d"]:
         """Block inputs `[anchor, mask, mask, ...]`."""
         ...
 
@@ -84,7 +84,7 @@ class Draft(Protocol):
         """
         ...
 
-    def compute_logits(self, hidden: Float[Array, "B Ws d"], lender: TableLender) -> Float[Array, "B Ds Vd"]:
+    def compute_logits(self, hidden: Float[Array, "B Ws d"], target: TargetTables) -> Float[Array, "B Ds Vd"]:
         """Base logits of the drafting slots, float32, before the Markov bias; slot 0 is dropped when fill-in."""
         ...
 
@@ -92,7 +92,7 @@ class Draft(Protocol):
         self,
         base_logits: Float[Array, "B Ds Vd"],
         anchor_tokens: Int32[Array, "B"],
-        sampler: Any = None,
+        sampler: Sampler | None = None,
         *,
         hidden: Float[Array, "B Ws d"] | None = None,
     ) -> Int32[Array, "B Ds"]:
@@ -117,7 +117,7 @@ class Draft(Protocol):
         base_logits: Float[Array, "B Ds Vd"],
         anchor_tokens: Int32[Array, "B"],
         threshold: Float[Array, "B"],
-        sampler: Any = None,
+        sampler: Sampler | None = None,
     ) -> Proposal:
         """All of the above at once: the drafts of a block and how many of them are offered."""
         ...

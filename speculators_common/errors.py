@@ -1,6 +1,4 @@
-"""Errors that a user can cause and mend: one line that names the file, the field, what was found and what is
-allowed.
-"""
+"""Errors caused by input. Each is one line: the file, the field, the value found and the values allowed."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ _MAX_FAULTS_OF_A_KIND = 3  # of each kind, where there are several
 
 
 class _Unstated:
-    """Nothing was found, as opposed to a value that is `None`."""
+    """Marks that the field is missing. `None` is a value that a file can state (null)."""
 
     def __repr__(self) -> str:
         return "nothing"
@@ -28,9 +26,9 @@ UNSTATED: object = _Unstated()
 class DSparkError(ValueError):
     """Base of every error caused by input. The command line prints it without a traceback and exits with 2.
 
-    Either a whole sentence, or data: `file` (or another place), `field`, the value `found` and what is `allowed`.
-    `str()` renders the data as `file: field: found X, allowed Y`, or `missing` where nothing was found; `detail` says
-    it in other words after the field. Callers that need to know what is wrong read the fields; nothing parses the text.
+    `file` is the file or another place, `field` the field, `found` its value, `allowed` the values allowed. `str()` is
+    `file: field: found X, allowed Y`, or `file: field: missing, allowed Y` without `found`. A `detail` replaces the
+    part after the field. Callers that need to know what is wrong read the attributes; nothing parses the text.
     """
 
     def __init__(
@@ -47,12 +45,12 @@ class DSparkError(ValueError):
         super().__init__(_cut(": ".join(part for part in (self.file, field, self.detail) if part)))
 
     def at(self: AnyError, place: str) -> AnyError:
-        """The same error, found at `place`: a prompt of several, a line of a file."""
+        """The same error with `place` in front of its file, for example the line of a prompts file."""
         file = f"{place}: {self.file}" if self.file else place
         return type(self)(self.detail, file=file, field=self.field, found=self.found, allowed=self.allowed)
 
     def named(self: AnyError, field: str) -> AnyError:
-        """The same error of a field that goes by another name, such as the flag that sets it."""
+        """The same error under another field name, for example that of the flag that sets the field."""
         return type(self)(self.detail, file=self.file, field=field, found=self.found, allowed=self.allowed)
 
 
@@ -69,7 +67,7 @@ class RequestError(DSparkError):
 
 
 def shown(value: object) -> str:
-    """`value` for a message: its `repr`, cut short where that is long. Never fails, whatever a file may hold."""
+    """The `repr` of `value` for a message, cut to 500 characters. Never raises, whatever a file holds."""
     try:
         text = repr(value)
     except (RecursionError, ValueError):  # nested too deeply; an integer of too many digits
@@ -78,25 +76,25 @@ def shown(value: object) -> str:
 
 
 def field_error(file: Path | str, field: str, found: object, allowed: object) -> CheckpointError:
-    """A field of a checkpoint's file with a value that is not allowed."""
+    """The error for a checkpoint file's field with a value that is not allowed; the caller raises it."""
     return CheckpointError(file=file, field=field, found=found, allowed=allowed)
 
 
 def missing_field(file: Path | str, field: str, allowed: object) -> CheckpointError:
-    """A field that a checkpoint's file must have and lacks."""
+    """The error for a field that a checkpoint file must state and does not; the caller raises it."""
     return CheckpointError(file=file, field=field, allowed=allowed)
 
 
 def collected_error(file: Path | str, faults: Sequence[str] | Mapping[str, Sequence[str]]) -> CheckpointError:
-    """All faults of one file together, so that a user mends them in one go: the first few, and how many more.
+    """One error for all faults of one file: the first few faults, and the number of further ones.
 
-    A mapping gives them by kind. Then the first few of every kind are listed, so that many faults of one kind hide no
-    other kind.
+    A mapping groups the faults by kind. Then the first few of every kind are listed, so that many faults of one kind do
+    not hide another kind. The caller raises the error.
     """
     kinds = faults if isinstance(faults, Mapping) else {"": faults}
     kinds = {kind: list(texts) for kind, texts in kinds.items() if texts}
     share = _MAX_FAULTS if len(kinds) <= 1 else _MAX_FAULTS_OF_A_KIND
-    room = max(_MAX_MESSAGE // 2, _MAX_MESSAGE - len(str(file)) - 200)  # the rest is for the counts
+    room = max(_MAX_MESSAGE // 2, _MAX_MESSAGE - len(str(file)) - 200)  # the rest is left for the counts
     each = room // max(1, sum(min(share, len(texts)) for texts in kinds.values()))
     parts = []
     for kind, texts in kinds.items():
@@ -112,7 +110,7 @@ def _detail(found: object, allowed: object) -> str:
 
 
 def _cut(message: str) -> str:
-    """One line of bounded length, whatever a file holds."""
+    """`message`, cut in the middle to at most `_MAX_MESSAGE` characters."""
     if len(message) <= _MAX_MESSAGE:
         return message
     half = _MAX_MESSAGE // 2 - 40

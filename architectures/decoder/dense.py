@@ -19,7 +19,7 @@ from dspark_jax.architectures.decoder.layer_stack import run_layers
 from dspark_jax.architectures.nn.attention.kv_cache import KVCache
 from dspark_jax.architectures.nn.attention.kv_params import KVParams
 from dspark_jax.architectures.nn.attention.ragged_batch import RaggedBatch
-from dspark_jax.architectures.nn.embedding import TokenEnds
+from dspark_jax.architectures.nn.embedding import EmbeddingAndHead
 from dspark_jax.architectures.nn.mlp import GatedMLP
 from dspark_jax.architectures.nn.norms import RMSNorm
 from dspark_jax.architectures.nn.rotary import Angles, rotary_angles, rotate
@@ -55,9 +55,8 @@ class DecoderConfig:
     family: str = dataclasses.field(compare=False)
     source: str = dataclasses.field(default="", compare=False)
     choices: tuple[Choice, ...] = dataclasses.field(default=(), compare=False)
-    unknown_fields: tuple[str, ...] = dataclasses.field(
-        default=(), compare=False
-    )  # stated in the file, of no known meaning, without influence
+    # Fields that the file states and no reader knows; they have no influence.
+    unknown_fields: tuple[str, ...] = dataclasses.field(default=(), compare=False)
 
 
 class DecoderAttention(nnx.Module):
@@ -135,7 +134,7 @@ class DecoderLayer(nnx.Module):
             return x + self.mlp(self.post_attention_norm(x)), cache
 
 
-class DenseDecoder(TokenEnds):
+class DenseDecoder(EmbeddingAndHead):
     """A `Target`: embedding, layers, final norm, head."""
 
     def __init__(

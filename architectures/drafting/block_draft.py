@@ -16,7 +16,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int32
 
 from dspark_jax.architectures.drafting.block_layer import Angles, BlockLayer
-from dspark_jax.architectures.drafting.draft_chain import DraftChain, VocabTable, required_lender
+from dspark_jax.architectures.drafting.draft_chain import DraftChain, VocabTable, required_target
 from dspark_jax.architectures.drafting.tables import DraftTables
 from dspark_jax.architectures.nn.attention.block_context import BlockContext
 from dspark_jax.architectures.nn.attention.kv_cache import KVCache
@@ -25,7 +25,7 @@ from dspark_jax.architectures.nn.attention.ragged_batch import RaggedBatch
 from dspark_jax.architectures.nn.embedding import TokenTable, soft_capped
 from dspark_jax.architectures.nn.norms import RMSNorm
 from dspark_jax.architectures.nn.rotary import rotary_angles
-from dspark_jax.architectures.protocols import TableLender
+from dspark_jax.architectures.protocols import TargetTables
 from dspark_jax.speculators_common.formats.draft_checks import check_block_draft
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig, DraftStyle
 from dspark_jax.speculators_common.heads.confidence_head import ConfidenceHead
@@ -119,11 +119,11 @@ class BlockDraft(DraftChain):
             cache = cache.write(index, batch, *layer.attention.keys_values(context, angles))
         return cache
 
-    def embed_block(self, anchor: Int32[Array, "B"], lender: TableLender | None = None) -> Float[Array, "B W d"]:
+    def embed_block(self, anchor: Int32[Array, "B"], target: TargetTables | None = None) -> Float[Array, "B W d"]:
         """Embedding rows of `[anchor, mask, mask, ...]`, scaled where the format says so; float32: the block's residual
         stream.
         """
-        embed = self.table if self.table is not None else required_lender(lender, "embed_tokens").embed_tokens
+        embed = self.table if self.table is not None else required_target(target, "embed_tokens").embed_tokens
         assert self.config.mask_token_id is not None
         ids = jnp.concatenate(
             [anchor[:, None], jnp.full((anchor.shape[0], 1), self.config.mask_token_id, jnp.int32)], axis=1
@@ -156,14 +156,14 @@ class BlockDraft(DraftChain):
         return rotary_angles(positions, self.config.rope)
 
     def compute_logits(
-        self, hidden: Float[Array, "B Ws d"], lender: TableLender | None = None
+        self, hidden: Float[Array, "B Ws d"], target: TargetTables | None = None
     ) -> Float[Array, "B Ds Vd"]:
         """Base logits of the drafting slots, float32: multiplied and soft-capped where the format says so, without
         Markov bias.
 
         Fill-in drafts drop slot 0.
         """
-        head = self.head.float32 if self.head is not None else required_lender(lender, "lm_head").lm_head
+        head = self.head.float32 if self.head is not None else required_target(target, "lm_head").lm_head
         logits = head(self._drafting(hidden))
         if self.config.output_multiplier != 1:
             logits = logits * self.config.output_multiplier

@@ -1,4 +1,4 @@
-"""Row-batched calls without paged caches: the caller keeps dense context K/V lines and hands them in."""
+"""Drafting without paged caches: the caller keeps dense context K/V, one line per row, and passes it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dspark_jax.speculators_common.numerics.platform import SoftmaxForm
 
 
 class DraftRows(NamedTuple):
-    """What one block gave: `tokens[b, :lengths[b]]` are row b's proposal."""
+    """The result of one block per row: `tokens[b, :lengths[b]]` is the proposal of row b."""
 
     tokens: Int32[Array, "B D"]
     confidences: Float[Array, "B D"]  # sigmoid of the head's logits; ones without a head
@@ -20,7 +20,7 @@ class DraftRows(NamedTuple):
     base_logits: Float[Array, "B D Vd"]  # before the Markov bias
 
 
-def context_lines(context_kv: ContextKV, lengths: Int32[Array, "B"], softmax: SoftmaxForm) -> DenseContext:
-    """Lines that begin at position 0, of which row b sees the first `lengths[b]` places."""
+def dense_context(context_kv: ContextKV, lengths: Int32[Array, "B"], softmax: SoftmaxForm) -> DenseContext:
+    """The context of a block from K/V `[B, K, L, hd]` at positions 0..L-1; row b sees the first `lengths[b]`."""
     positions = jnp.arange(context_kv[0][0].shape[2], dtype=jnp.int32)[None]
     return DenseContext(keys_values=context_kv, positions=positions, lengths=lengths, softmax=softmax)

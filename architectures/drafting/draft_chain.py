@@ -4,21 +4,17 @@ proposal's length.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int32
 
-from dspark_jax.architectures.drafting.proposal import Proposal
-from dspark_jax.architectures.protocols import TableLender
+from dspark_jax.architectures.drafting.proposal import Proposal, Sampler
+from dspark_jax.architectures.protocols import TargetTables
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig
 from dspark_jax.speculators_common.heads.confidence_head import ConfidenceHead, confident_length
 from dspark_jax.speculators_common.heads.markov_head import MarkovHead
 from dspark_jax.speculators_common.numerics.argmax import argmax
 from dspark_jax.speculators_common.numerics.platform import Platform
-
-Sampler = Callable[[Float[Array, "B Vd"], int], Int32[Array, "B"]]
 
 
 class VocabTable(nnx.Variable):
@@ -158,10 +154,10 @@ class DraftChain(nnx.Module):
         return draft_ids if self.draft_to_target is None else self.draft_to_target[...][draft_ids]
 
 
-def required_lender(lender: TableLender | None, what: str) -> TableLender:
+def required_target(target: TargetTables | None, what: str) -> TargetTables:
     """The target whose tables a draft uses, for a draft that has no `what` of its own. Raises `ValueError` if it was
     not handed in.
     """
-    if lender is None:
-        raise ValueError(f"this draft brings no {what} of its own: pass the target as lender")
-    return lender
+    if target is None:
+        raise ValueError(f"this draft brings no {what} of its own: pass the target as `target`")
+    return target

@@ -1,10 +1,14 @@
-"""What a draft hands to the next verification."""
+"""The proposal of a draft: the drafts of every row, which the next round verifies."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from jaxtyping import Array, Float, Int32
+
+Sampler = Callable[[Float[Array, "B Vd"], int], Int32[Array, "B"]]
+"""`sampler(logits, slot)` picks a draft id for every row."""
 
 
 class Proposal(NamedTuple):

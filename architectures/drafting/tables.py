@@ -1,4 +1,4 @@
-"""Where a draft's embedding and head come from."""
+"""Where a draft's tables, its embedding and its head, come from: its own checkpoint or the target."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from dspark_jax.speculators_common.formats.draft_config import DraftConfig
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DraftTables:
-    """`own`: in the checkpoint. `target`: the target's table, aliased. `target_rows`: the rows of the target's head
-    that a pruned draft vocabulary keeps, copied in draft order.
+    """The origin of the embedding and of the head.
+
+    `own`: stored in the draft's checkpoint. `target`: the target's, without a copy. `target_rows`: a copy of those rows
+    of the target's head that belong to the reduced draft vocabulary, in the order of draft ids.
     """
 
     embed_tokens: Literal["own", "target"] = "own"
@@ -20,9 +22,7 @@ class DraftTables:
 
 
 def tables_of(config: DraftConfig, names: Collection[str]) -> DraftTables:
-    """A tensor in the checkpoint wins; a missing one is the target's, and so are both where the format never stores
-    them.
-    """
+    """The origins for a checkpoint with the tensors `names`: what it does not store is the target's."""
     if not config.stores_tables:
         return DraftTables(embed_tokens="target", lm_head="target")
     lm_head: Literal["own", "target", "target_rows"] = "own"

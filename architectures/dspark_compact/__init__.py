@@ -1,9 +1,9 @@
 """The compact draft: make, train, save, load."""
 
+from dspark_jax.architectures.dspark_compact.checkpoint import load, save
 from dspark_jax.architectures.dspark_compact.init import dims_of, init, init_from_dims
 from dspark_jax.architectures.dspark_compact.loss import CompactLoss, compact_loss
 from dspark_jax.architectures.dspark_compact.model import CompactDraft
-from dspark_jax.architectures.dspark_compact.storage import load, save
 from dspark_jax.architectures.dspark_compact.training_rows import TrainingRows, training_rows
 from dspark_jax.speculators_common.formats.compact.format import CompactDims, CompactSettings
 

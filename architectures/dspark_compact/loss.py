@@ -26,9 +26,8 @@ class CompactLoss:
     weights: Float[Array, "W"]  # exp(-k / W)
     cross_entropy_per_slot: Float[Array, "A W"]
     l1_per_slot: Float[Array, "A W"]  # the whole sum of |p_draft - p_target|, twice the total variation
-    acceptance: Float[
-        Array, "A W"
-    ]  # 1 - l1 / 2: chance that the target accepts the slot; label of the confidence, without gradient
+    # 1 - l1 / 2: the probability that the target accepts the slot. The label of the confidence; no gradient.
+    acceptance: Float[Array, "A W"]
     confidence_per_slot: Float[Array, "A W"]
 
     @property

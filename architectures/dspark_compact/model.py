@@ -17,8 +17,9 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int32
 
-from dspark_jax.architectures.drafting.dense_rows import DraftRows, context_lines
-from dspark_jax.architectures.drafting.draft_chain import DraftChain, Sampler, required_lender
+from dspark_jax.architectures.drafting.dense_rows import DraftRows, dense_context
+from dspark_jax.architectures.drafting.draft_chain import DraftChain, required_target
+from dspark_jax.architectures.drafting.proposal import Sampler
 from dspark_jax.architectures.drafting.tables import DraftTables
 from dspark_jax.architectures.dspark_compact.layer import CompactLayer
 from dspark_jax.architectures.nn.attention.block_context import BlockContext, ContextKV, DenseContext
@@ -26,7 +27,7 @@ from dspark_jax.architectures.nn.attention.kv_cache import KVCache
 from dspark_jax.architectures.nn.attention.kv_params import KVParams
 from dspark_jax.architectures.nn.attention.ragged_batch import PADDING_POSITION, RaggedBatch
 from dspark_jax.architectures.nn.norms import RMSNorm
-from dspark_jax.architectures.protocols import TableLender
+from dspark_jax.architectures.protocols import TargetTables
 from dspark_jax.speculators_common.errors import RequestError
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig
 from dspark_jax.speculators_common.heads.confidence_head import ConfidenceHead, confident_length_after_first
@@ -34,13 +35,13 @@ from dspark_jax.speculators_common.heads.markov_head import make_markov_head
 from dspark_jax.speculators_common.numerics.linear import Linear
 from dspark_jax.speculators_common.numerics.platform import Platform, default_platform
 
-NEVER = -1.0  # a threshold that no confidence is below
+NO_THRESHOLD = -1.0  # a threshold that no confidence is below
 
 
 class CompactDraft(DraftChain):
     """A `Draft` (see `architectures/protocols.py`) of the compact style, and its training forward.
 
-    `init.py` makes a fresh one, `storage.py` saves and loads it.
+    `init.py` makes a fresh one, `checkpoint.py` saves and loads it.
     """
 
     def __init__(
@@ -106,11 +107,11 @@ class CompactDraft(DraftChain):
             cache = cache.write(index, batch, *layer.context_keys_values(context))
         return cache
 
-    def embed_block(self, anchor: Int32[Array, "B"], lender: TableLender | None = None) -> Float[Array, "B W d"]:
+    def embed_block(self, anchor: Int32[Array, "B"], target: TargetTables | None = None) -> Float[Array, "B W d"]:
         """The anchor's raw row of the target's table, projected, and a learned row for each other slot; float32: the
         block's residual stream.
         """
-        return self._block_input(required_lender(lender, "embed_tokens").embed_tokens(anchor))
+        return self._block_input(required_target(target, "embed_tokens").embed_tokens(anchor))
 
     def forward_block(
         self, embeds: Float[Array, "B W d"], context: BlockContext, num_slots: int | None = None
@@ -127,16 +128,16 @@ class CompactDraft(DraftChain):
         return self.norm(x)
 
     def compute_logits(
-        self, hidden: Float[Array, "B Ws d"], lender: TableLender | None = None
+        self, hidden: Float[Array, "B Ws d"], target: TargetTables | None = None
     ) -> Float[Array, "B Ws V"]:
         """Base logits, float32: the target's head with its soft-cap and without its final norm."""
-        return required_lender(lender, "lm_head").compute_logits(self.output_projection(hidden))
+        return required_target(target, "lm_head").compute_logits(self.output_projection(hidden))
 
     def proposal_length(self, confidence: Float[Array, "B Ds"], threshold: Float[Array, "B"]) -> Int32[Array, "B"]:
         """Drafts to verify, at least one. A row's own `threshold` holds for all slots; 0 means those stored with the
         draft, if there are any.
         """
-        stored = np.full((confidence.shape[1],), NEVER, np.float32)
+        stored = np.full((confidence.shape[1],), NO_THRESHOLD, np.float32)
         if self.config.thresholds is not None:
             stored = np.asarray(self.config.thresholds.values[: confidence.shape[1]], np.float32)
         own = threshold[:, None]
@@ -148,7 +149,7 @@ class CompactDraft(DraftChain):
         context_mask: Bool[Array, "A L"] | None,
         anchor_embedding: Float[Array, "A H"],
         previous: Int32[Array, "A W"],
-        lender: TableLender,
+        target: TargetTables,
     ) -> tuple[Float[Array, "A W V"], Float[Array, "A W"]]:
         """Draft logits and confidence (a probability) of `A` anchors at once, every slot given its true previous token.
 
@@ -156,7 +157,7 @@ class CompactDraft(DraftChain):
         `anchor_embedding` are raw rows of the target's table.
         """
         hidden = self.hidden_train(taps, context_mask, anchor_embedding)
-        logits = self.teacher_forced_logits(self.compute_logits(hidden, lender), previous, hidden=hidden)
+        logits = self.teacher_forced_logits(self.compute_logits(hidden, target), previous, hidden=hidden)
         return logits, jax.nn.sigmoid(self.teacher_forced_confidence(hidden, previous))
 
     def hidden_train(
@@ -190,7 +191,7 @@ class CompactDraft(DraftChain):
         context_kv: ContextKV,
         context_lengths: Int32[Array, "B"],
         anchors: Int32[Array, "B"],
-        lender: TableLender,
+        target: TargetTables,
         *,
         num_steps: int | None = None,
         thresholds: Sequence[float] | Literal["stored"] | None = "stored",
@@ -210,9 +211,9 @@ class CompactDraft(DraftChain):
         if isinstance(thresholds, str):
             thresholds = None if self.config.thresholds is None else self.config.thresholds.values
         limits = effective_thresholds(thresholds, min_confidence, self.config.block_size)[:steps]
-        context = context_lines(context_kv, context_lengths, self.platform.softmax)
-        hidden = self.forward_block(self.embed_block(anchors, lender), context, steps)
-        base_logits = self.compute_logits(hidden, lender)
+        context = dense_context(context_kv, context_lengths, self.platform.softmax)
+        hidden = self.forward_block(self.embed_block(anchors, target), context, steps)
+        base_logits = self.compute_logits(hidden, target)
         tokens = self.sample_draft_tokens(base_logits, anchors, sampler, hidden=hidden)
         logits = self.predict_confidence(hidden, anchors, tokens)
         assert logits is not None
@@ -230,11 +231,11 @@ class CompactDraft(DraftChain):
 def effective_thresholds(
     thresholds: Sequence[float] | None, min_confidence: float | None, block_size: int
 ) -> Float[np.ndarray, "W"]:
-    """One threshold per slot, float32: the list, beyond its end `min_confidence`, else `NEVER`."""
+    """One threshold per slot, float32: the list, beyond its end `min_confidence`, else `NO_THRESHOLD`."""
     listed = list(thresholds or ())
     if len(listed) > block_size:
         raise RequestError(
             f"found {len(listed)} numbers, allowed at most {block_size}, one for each slot", field="thresholds"
         )
-    rest = NEVER if min_confidence is None else min_confidence
+    rest = NO_THRESHOLD if min_confidence is None else min_confidence
     return np.asarray(listed + [rest] * (block_size - len(listed)), np.float32)

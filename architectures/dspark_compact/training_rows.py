@@ -21,9 +21,8 @@ class TrainingRows:
     context_mask: Bool[np.ndarray, "A L"]
     previous: Int32[np.ndarray, "A W"]  # tokens at t .. t+W-1; column 0 is the anchor
     labels: Int32[np.ndarray, "A W"]  # tokens at t+1 .. t+W
-    target_hidden: Float[
-        np.ndarray, "A W H"
-    ]  # final-normed states at t .. t+W-1, which predict the labels: never an input
+    # The target's final-normed states at t .. t+W-1, which predict the labels. Never an input of the draft.
+    target_hidden: Float[np.ndarray, "A W H"]
 
 
 def anchor_positions(length: int, first: int, block_size: int) -> range:

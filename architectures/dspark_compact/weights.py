@@ -4,11 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-import numpy as np
-from jaxtyping import Float
-
-from dspark_jax.architectures.dspark_compact.model import CompactDraft
-from dspark_jax.architectures.module_saving import module_tensors
 from dspark_jax.speculators_common.formats.compact.format import tensor_shapes
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig
 from dspark_jax.speculators_common.formats.recipes import Axes, Recipe, copied
@@ -82,9 +77,3 @@ def compact_recipes(config: DraftConfig, names: Collection[str] = ()) -> dict[st
         axes = _AXES[name.rsplit(".", 1)[-1] if name.startswith("bb.") else name]
         recipes[parameter_path(name)] = copied(name, stored, axes=axes)
     return recipes
-
-
-def tensors_of(draft: CompactDraft) -> dict[str, Float[np.ndarray, "..."]]:
-    """The tensors of a draft as its file has them: float32, `[in, out]`, in the order of `param_names`."""
-    shapes = tensor_shapes(draft.config)
-    return module_tensors(draft, compact_recipes(draft.config), dict.fromkeys(shapes, "float32"))

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32
 
 from dspark_jax.architectures.drafting.block_draft import BlockDraft
-from dspark_jax.architectures.drafting.dense_rows import DraftRows, context_lines
+from dspark_jax.architectures.drafting.dense_rows import DraftRows, dense_context
 from dspark_jax.architectures.dspark_deepspec.gemma4_layer import Gemma4BlockLayer
 from dspark_jax.architectures.nn.attention.block_context import ContextKV
 from dspark_jax.architectures.nn.rotary import rotary_angles
@@ -50,7 +50,7 @@ class DeepSpecDraft(BlockDraft):
         Row b sees the first `positions[b]` context rows of its line, so lines of different length may be padded.
         """
         rows = anchors.shape[0]
-        context = context_lines(context_kv, jnp.broadcast_to(positions, (rows,)), self.platform.softmax)
+        context = dense_context(context_kv, jnp.broadcast_to(positions, (rows,)), self.platform.softmax)
         hidden = self.forward_block(self.embed_block(anchors), context)
         base_logits = self.compute_logits(hidden)
         tokens = self.sample_draft_tokens(base_logits, anchors, hidden=hidden)

@@ -18,7 +18,7 @@ from dspark_jax.architectures.gemma3.config import Gemma3Config
 from dspark_jax.architectures.nn.attention.kv_cache import KVCache
 from dspark_jax.architectures.nn.attention.kv_params import KVParams
 from dspark_jax.architectures.nn.attention.ragged_batch import RaggedBatch
-from dspark_jax.architectures.nn.embedding import TokenEnds, soft_capped
+from dspark_jax.architectures.nn.embedding import EmbeddingAndHead, soft_capped
 from dspark_jax.architectures.nn.mlp import GatedMLP
 from dspark_jax.architectures.nn.norms import RMSNorm
 from dspark_jax.architectures.nn.rotary import Angles, rotary_angles
@@ -53,10 +53,8 @@ class Gemma3Layer(nnx.Module):
             return x + self.post_feedforward_norm(self.mlp(self.pre_feedforward_norm(x))), cache
 
 
-class Gemma3Decoder(TokenEnds):
-    """A `Target`. The embedding it lends is raw; only its own input, tap 0, is scaled by the root of the
-    hidden size.
-    """
+class Gemma3Decoder(EmbeddingAndHead):
+    """A `Target`. `embed_tokens` gives raw rows; `forward` scales its own input, tap 0, by `sqrt(hidden_size)`."""
 
     def __init__(
         self,

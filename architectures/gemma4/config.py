@@ -70,9 +70,8 @@ class Gemma4Config:
     family: str = dataclasses.field(compare=False)
     source: str = dataclasses.field(default="", compare=False)
     choices: tuple[Choice, ...] = dataclasses.field(default=(), compare=False)
-    unknown_fields: tuple[str, ...] = dataclasses.field(
-        default=(), compare=False
-    )  # stated in the file, of no known meaning, without influence
+    # Fields that the file states and no reader knows; they have no influence.
+    unknown_fields: tuple[str, ...] = dataclasses.field(default=(), compare=False)
 
     @property
     def storing_layers(self) -> tuple[Gemma4LayerConfig, ...]:

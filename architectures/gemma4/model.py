@@ -17,16 +17,14 @@ from dspark_jax.architectures.gemma4.layer import Gemma4Layer, PerLayerInputs
 from dspark_jax.architectures.nn.attention.kv_cache import KVCache
 from dspark_jax.architectures.nn.attention.kv_params import KVParams
 from dspark_jax.architectures.nn.attention.ragged_batch import RaggedBatch
-from dspark_jax.architectures.nn.embedding import TokenEnds, soft_capped
+from dspark_jax.architectures.nn.embedding import EmbeddingAndHead, soft_capped
 from dspark_jax.architectures.nn.norms import RMSNorm
 from dspark_jax.architectures.nn.rotary import rotary_angles
 from dspark_jax.speculators_common.numerics.platform import Platform, default_platform
 
 
-class Gemma4Decoder(TokenEnds):
-    """A `Target`. The embedding it lends is raw; only its own input, tap 0, is scaled by the root of the
-    hidden size.
-    """
+class Gemma4Decoder(EmbeddingAndHead):
+    """A `Target`. `embed_tokens` gives raw rows; `forward` scales its own input, tap 0, by `sqrt(hidden_size)`."""
 
     def __init__(
         self,

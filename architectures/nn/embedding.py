@@ -32,8 +32,8 @@ def soft_capped(logits: Float[Array, "*axes V"], cap: float | None) -> Float[Arr
     return logits if cap is None else cap * jnp.tanh(logits / cap)
 
 
-class TokenEnds(nnx.Module):
-    """The raw tables of a target, which a draft without tables of its own uses too."""
+class EmbeddingAndHead(nnx.Module):
+    """The embedding and the head of a target, without scaling and soft-cap. A draft without its own uses them too."""
 
     def __init__(
         self, vocab_size: int, hidden_size: int, *, tied: bool, dtype: DTypeLike, platform: Platform, rngs: nnx.Rngs

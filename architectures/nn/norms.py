@@ -10,8 +10,8 @@ from jaxtyping import Array, Float
 
 def rms_normalised(x: Float[Array, "*axes size"], epsilon: float) -> Float[Array, "*axes size"]:
     """`x / rms(x)` over the last axis, float32."""
-    wide = x.astype(jnp.float32)
-    return wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + epsilon)
+    x = x.astype(jnp.float32)
+    return x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + epsilon)
 
 
 class RMSNorm(nnx.Module):

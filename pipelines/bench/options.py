@@ -57,7 +57,7 @@ def check_benchmark(
         return ()
     for k in asked:
         drafts_per_round(draft.config, k)
-    return asked or (draft.config.num_drafts,)
+    return asked or (draft.config.max_drafts,)
 
 
 def _check_prompts(target: AnyTarget, sets: Sequence[PromptSet], options: BenchmarkOptions) -> None:

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 
 from dspark_jax.architectures.nn.attention.kv_cache import KVCache, KVPages
 from dspark_jax.architectures.nn.attention.ragged_batch import RaggedBatch
-from dspark_jax.architectures.nn.embedding import TokenEnds
+from dspark_jax.architectures.nn.embedding import EmbeddingAndHead
 from dspark_jax.pipelines.checkpoints.loading import LoadedDraft
 from dspark_jax.speculators_common.errors import CheckpointError
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig
@@ -49,7 +49,7 @@ def _parameters(module: nnx.Module) -> dict[str, nnx.Variable]:
     return {".".join(map(str, path)): variable for path, variable in nnx.to_flat_state(nnx.state(module))}
 
 
-class _Lender(TokenEnds):
+class _Tables(EmbeddingAndHead):
     """The two tables of a target, without the target."""
 
     def compute_logits(self, hidden: Float[Array, "*axes H"]) -> Float[Array, "*axes V"]:
@@ -74,9 +74,9 @@ def _block(module: Any) -> dict[str, np.ndarray]:
     ).astype(module.dtype)
     anchors = jnp.asarray(rng.integers(0, config.vocab_size, _ROWS), jnp.int32)
     positions = jnp.broadcast_to(jnp.arange(_CONTEXT, dtype=jnp.int32), (_ROWS, _CONTEXT))
-    lender = None
+    target = None
     if not (module.has_own_embed_tokens and module.has_own_lm_head):
-        lender = _Lender(
+        target = _Tables(
             config.vocab_size,
             config.table_width,
             tied=False,
@@ -94,8 +94,8 @@ def _block(module: Any) -> dict[str, np.ndarray]:
     batch = RaggedBatch.rectangle(jnp.zeros_like(positions), positions)
     cache = module.materialize_kv(module.project_target_hidden(taps), batch, cache)
     cache = dataclasses.replace(cache, lengths=jnp.full((_ROWS,), _CONTEXT, jnp.int32))
-    hidden = module.forward_block(module.embed_block(anchors, lender), cache)
-    base_logits = module.compute_logits(hidden, lender)
+    hidden = module.forward_block(module.embed_block(anchors, target), cache)
+    base_logits = module.compute_logits(hidden, target)
     drafts, corrected = module.draft_chain(base_logits, anchors, hidden=hidden)
     found = {"slot states": hidden, "base logits": base_logits, "corrected logits": corrected, "drafts": drafts}
     confidences = module.predict_confidence(hidden, anchors, drafts)

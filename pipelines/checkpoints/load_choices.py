@@ -79,7 +79,7 @@ def draft_choices(config: DraftConfig, tables: DraftTables) -> tuple[Choice, ...
     reasons = {choice.name: choice.reason for choice in config.choices}
     layout = (
         f"{'anchor-first' if config.sample_from_anchor else 'fill-in'}, block of {config.block_size} gives "
-        f"{config.num_drafts} drafts"
+        f"{config.max_drafts} drafts"
     )
     rotated = 2 * config.rope.rotating_pairs if config.rope.kind == "proportional" else config.rope.rotary_dim
     rotary = f"{rotated} of {config.head_dim} elements of a head"
@@ -135,7 +135,7 @@ def device_memory() -> int | None:
 
 
 def _draft_choices(draft: LoadedDraft, plan: EnginePlan, k_reason: str) -> tuple[Choice, ...]:
-    drafts = f"{plan.num_speculative_tokens} of {draft.config.num_drafts}"
+    drafts = f"{plan.num_speculative_tokens} of {draft.config.max_drafts}"
     return (
         _choice("draft", _model(draft.module, draft.config.architecture), str(draft.checkpoint.path), "--draft"),
         _choice("num_speculative_tokens", drafts, k_reason, "--num-speculative-tokens"),

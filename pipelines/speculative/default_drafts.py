@@ -26,7 +26,7 @@ def default_drafts(draft: DraftConfig, platform: str) -> tuple[int, str]:
     ignored: writers put it there without having measured.) Otherwise it is the k with the highest measured gain on the
     platform, tau / cost of a round, among those that the block can give. Without measurements it is the whole block.
     """
-    whole, stated = draft.num_drafts, draft.stated_drafts
+    whole, stated = draft.max_drafts, draft.stated_drafts
     if stated is not None and stated < whole:
         return stated, "stated by the checkpoint"
     measured = _MEASURED.get(platform, {})

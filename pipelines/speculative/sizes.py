@@ -36,13 +36,13 @@ def drafts_per_round(draft: DraftConfig | None, asked: int | None) -> int:
     if draft is None:
         return 0
     if asked is None:
-        return draft.num_drafts
-    if not isinstance(asked, int) or isinstance(asked, bool) or not 1 <= asked <= draft.num_drafts:
+        return draft.max_drafts
+    if not isinstance(asked, int) or isinstance(asked, bool) or not 1 <= asked <= draft.max_drafts:
         where = f"{draft.source}: " if draft.source else ""
         raise RequestError(
             field="num_speculative_tokens",
             found=asked,
-            allowed=f"1..{draft.num_drafts} ({where}block of {draft.block_size})",
+            allowed=f"1..{draft.max_drafts} ({where}block of {draft.block_size})",
         )
     return asked
 

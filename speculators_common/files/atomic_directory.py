@@ -1,4 +1,4 @@
-"""Writing a directory whole or not at all: a temporary one beside it, then a rename."""
+"""Atomic writing of a directory: the files go to a temporary directory beside it, which is then renamed."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _CURRENT_DIRECTORY, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of Linux
 
 @contextmanager
 def replaced_directory(directory: Path | str, *, replaceable: Collection[str]) -> Iterator[Path]:
-    """An empty directory to write into; when the body ends it becomes `directory`, in one step.
+    """An empty directory to write into. It replaces `directory` in one step when the `with` body ends.
 
-    If the body or the process fails, `directory` keeps what it held. An existing directory is replaced only if it holds
-    nothing but files named in `replaceable`; a `DSparkError` names what else is in it.
+    If the body or the process fails, `directory` keeps its old content. An existing directory is replaced only if all
+    its files are named in `replaceable`; otherwise a `DSparkError` names the others.
     """
     final = Path(directory).resolve()
     _check_replaceable(final, replaceable)
@@ -31,11 +31,10 @@ def replaced_directory(directory: Path | str, *, replaceable: Collection[str]) -
 
 @contextmanager
 def new_directory(directory: Path | str) -> Iterator[Path]:
-    """An empty directory to write into; when the body ends it becomes `directory`, which must not exist yet, in one
-    step.
+    """An empty directory to write into. It becomes `directory`, which must not exist, when the `with` body ends.
 
-    If the body or the process fails, there is no `directory`. A `DSparkError` if something is there, before the body or
-    after it.
+    If the body or the process fails, `directory` is not created. Raises `DSparkError` if `directory` exists before the
+    body or after it.
     """
     check_absent(directory)
     final = Path(directory).resolve()
@@ -44,15 +43,16 @@ def new_directory(directory: Path | str) -> Iterator[Path]:
 
 
 def check_absent(directory: Path | str) -> None:
-    """Raise a `DSparkError` if there is something at this path, a link that leads nowhere included."""
+    """Raise a `DSparkError` if this path exists. A broken link counts as existing."""
     if os.path.lexists(Path(directory)):
         raise DSparkError(f"{directory}: exists already, allowed a path where nothing is")
 
 
 @contextmanager
 def _written(final: Path, put: Callable[[Path, Path], None]) -> Iterator[Path]:
-    """A directory beside `final`, which `put` moves there once all of it is on the disk; it is gone whatever
-    happens.
+    """A temporary directory beside `final`. After the body it is flushed to the disk, and `put` moves it to `final`.
+
+    If the body or `put` fails, the temporary directory is removed.
     """
     final.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(prefix=f".{final.name}.", suffix=".saving", dir=final.parent))
@@ -84,12 +84,12 @@ def _check_replaceable(final: Path, replaceable: Collection[str]) -> None:
 
 
 def _put_in_place(fresh: Path, final: Path) -> None:
-    """After this `final` is the new directory, and `fresh` the old one if there was one."""
+    """Move `fresh` to `final`. An old directory at `final` is moved to `fresh`, or removed."""
     if not final.exists():
         fresh.rename(final)
     elif not _exchanged(fresh, final):
-        # No exchange in one step here: for a moment the old directory has another name, and comes back if the second
-        # rename fails.
+        # The system cannot swap the two in one step. The old directory is renamed first, and renamed back if the
+        # second rename fails.
         old = fresh.with_suffix(".old")
         final.rename(old)
         try:
@@ -106,7 +106,7 @@ def _put_where_nothing_is(fresh: Path, final: Path) -> None:
 
 
 def _exchanged(fresh: Path, final: Path) -> bool:
-    """Swap two directories in one step; false where the system cannot."""
+    """Swap two directories in one step; returns false if the system cannot do that."""
     if not sys.platform.startswith("linux"):
         return False
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
@@ -116,7 +116,7 @@ def _exchanged(fresh: Path, final: Path) -> bool:
 
 
 def _flush(path: Path) -> None:
-    """Ask the system to write `path` out; directories too, where they can be opened."""
+    """Flush a file, or a directory where the system can open one, to the disk."""
     try:
         handle = os.open(path, os.O_RDONLY)
     except OSError:

@@ -1,4 +1,4 @@
-"""JSON files of a checkpoint: read with a limit on their size and errors that name the file, and written."""
+"""Reads and writes the JSON files of a checkpoint. Reading limits the size, and errors name the file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ MAX_JSON_BYTES = 100_000_000
 
 
 def read_json_object(file: Path) -> dict[str, Any]:
-    """The JSON object in `file`; a `CheckpointError` if it cannot be read, is no JSON object or names a key twice."""
+    """The JSON object in `file`.
+
+    Raises `CheckpointError` if the file cannot be read, is too large, holds no JSON object or repeats a key.
+    """
     try:
         size = file.stat().st_size
         if size > MAX_JSON_BYTES:
@@ -25,7 +28,7 @@ def read_json_object(file: Path) -> dict[str, Any]:
 
 
 def parse_json_object(data: bytes, file: str) -> dict[str, Any]:
-    """`data` as a JSON object; `file` is what the `CheckpointError` names."""
+    """The JSON object in `data`. Raises a `CheckpointError` that names `file`."""
     try:
         value = json.loads(data.decode("utf-8"), object_pairs_hook=_unique)
     except RecursionError as error:
@@ -38,12 +41,12 @@ def parse_json_object(data: bytes, file: str) -> dict[str, Any]:
 
 
 def write_json_object(file: Path, content: Mapping[str, Any]) -> None:
-    """Write `content` to `file`, a line per field."""
+    """Write `content` to `file` as indented JSON."""
     file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    # Readers differ in which of two equal keys they keep, so a file with both has no meaning.
+    # JSON readers differ in which of two equal keys they keep, so a repeated key is ambiguous.
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:

@@ -1,9 +1,8 @@
-"""One safetensors file as lazy tensors, and arrays as such a file. The header is checked against the file size before
-anything is allocated.
+"""Reads a safetensors file as lazy tensors, and writes one. The header is checked before anything is allocated.
 
-The library checks much of this too, but its messages name neither the file nor the field. Its reader maps the file,
-which would count all of it as resident memory of this process for as long as a tensor is held, and end the process if
-another one truncates the file; here bytes are read.
+The safetensors library makes most of these checks too, but its messages name neither the file nor the field. Its reader
+maps the file into memory. Mapped pages count as resident memory of this process while a tensor is in use, and the
+process crashes if another one truncates the file. So this module reads bytes instead.
 """
 
 from __future__ import annotations
@@ -43,9 +42,7 @@ _DTYPES = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SafetensorsTensor:
-    """A tensor in a safetensors file, `offset` bytes from its start; `dtype` is the numpy name (`bfloat16`
-    included).
-    """
+    """A tensor in a safetensors file. `dtype` is the numpy name, or `bfloat16`; `offset` is in bytes from the start."""
 
     name: str
     shape: tuple[int, ...]
@@ -54,8 +51,9 @@ class SafetensorsTensor:
     offset: int
 
     def read(self) -> np.ndarray:
-        """The tensor as a new array of `shape` and `dtype`: the only copy that is made. Raises `CheckpointError` if the
-        file has changed or gone.
+        """The tensor as a new array of `shape` and `dtype`; no other copy is made.
+
+        Raises `CheckpointError` if the file is gone or was truncated.
         """
         array = np.empty(self.shape, np.dtype(self.dtype))
         where = f"{self.file}: tensor {self.name}: cannot be read"
@@ -73,9 +71,9 @@ class SafetensorsTensor:
 
 
 def open_safetensors(file: Path) -> dict[str, SafetensorsTensor]:
-    """All tensors of `file` by name, in the order of the header; no tensor bytes are read.
+    """All tensors of `file` by name, in the order of the header. The data of the tensors is not read.
 
-    Raises `CheckpointError` for a truncated or inconsistent file and for dtypes that numpy cannot hold (packed 4-bit,
+    Raises `CheckpointError` for a truncated or inconsistent file, and for dtypes that are not read here (packed 4-bit,
     float8).
     """
     header, data_start, data_bytes = _read_header(file)
@@ -97,12 +95,12 @@ def open_safetensors(file: Path) -> dict[str, SafetensorsTensor]:
 
 
 def write_safetensors(file: Path, tensors: Mapping[str, np.ndarray]) -> None:
-    """Write all `tensors` to `file`; every dtype that `open_safetensors` reads is kept."""
+    """Write `tensors` to `file`, in their own dtypes."""
     save_file({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, file, metadata=_METADATA)
 
 
 def numpy_dtype(name: str) -> np.dtype:
-    """The dtype that `SafetensorsTensor.dtype` names."""
+    """The numpy dtype with the name `name`, `bfloat16` included."""
     return np.dtype(ml_dtypes.bfloat16) if name == "bfloat16" else np.dtype(name)
 
 
@@ -115,7 +113,7 @@ class _HeaderEntry:
 
 
 def _read_header(file: Path) -> tuple[dict[str, Any], int, int]:
-    """The parsed header, where the data behind it starts, and how many bytes it has."""
+    """The parsed header, the offset of the data in bytes, and the number of bytes of data."""
     try:
         with file.open("rb") as stream:
             size = file.stat().st_size
@@ -134,7 +132,7 @@ def _read_header(file: Path) -> tuple[dict[str, Any], int, int]:
 
 
 def _described(file: Path, name: str, entry: Any, data_bytes: int) -> _HeaderEntry:
-    """One header entry with every number checked on its own."""
+    """One header entry, checked against the size of the data."""
     where = f"{file}: tensor {name}"
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         raise CheckpointError(
@@ -162,7 +160,7 @@ def _described(file: Path, name: str, entry: Any, data_bytes: int) -> _HeaderEnt
 
 
 def _check_layout(file: Path, tensors: dict[str, _HeaderEntry], data_bytes: int) -> None:
-    """The tensors lie end to end: no byte belongs to two tensors or to none."""
+    """Check that every byte of the data belongs to exactly one tensor."""
     position = 0
     for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
         if tensor.begin != position:

@@ -1,4 +1,4 @@
-"""The one normalised draft config. Every checkpoint format is parsed into it; nothing downstream knows the format.
+"""The normalised draft config. The reader of every checkpoint format produces it; no other code knows the format.
 
 Field meanings follow the paper (arXiv 2607.05147) and `docs/formats.md`; axis letters in brackets.
 """
@@ -21,8 +21,8 @@ FINAL: Literal["final"] = "final"  # the tap after the target's final norm
 class LayerMask:
     """What the block slots of one draft layer may see.
 
-    `window`: context positions kept, `None` = all. `causal`: slot k sees the block slots `<= k` only; otherwise the
-    block is bidirectional.
+    `window`: the number of context positions that are visible, `None` = all. `causal`: slot k sees the block slots
+    `<= k` only; otherwise the block is bidirectional.
     """
 
     window: int | None = None
@@ -52,7 +52,7 @@ class Choice:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DraftOverrides:
-    """What a user states about a draft instead of the checkpoint; `None` leaves the decision to the files."""
+    """Values of a draft that the user states; they replace those of the checkpoint. `None`: the checkpoint decides."""
 
     sample_from_anchor: bool | None = None
     partial_rotary_factor: float | None = None
@@ -77,9 +77,8 @@ class DraftConfig:
     vocab_size: int  # V, target ids
     draft_vocab_size: int  # Vd, draft ids
     target_hidden_size: int  # H
-    taps: tuple[
-        Tap, ...
-    ]  # residual stream after j target layers, 0 = embedding output, FINAL = after the final norm; m = len(taps)
+    # Residual stream after j target layers; 0 = embedding output, FINAL = after the final norm; m = len(taps).
+    taps: tuple[Tap, ...]
     block_size: int  # W
     sample_from_anchor: bool  # anchor-first if true, fill-in otherwise
     mask_token_id: int | None  # None: every masked slot has a learned row of its own
@@ -96,9 +95,8 @@ class DraftConfig:
     embedding_scale: float = 1.0  # of the raw rows of anchor and masks
     output_multiplier: float = 1.0  # of the base logits, before the soft-cap
     final_logit_softcapping: float | None = None  # of the base logits, before the Markov bias
-    thresholds: SlotThresholds | None = (
-        None  # stored with the draft; None: the request alone decides how long a proposal is
-    )
+    # Confidence thresholds stored with the draft; None: the request alone decides the length of a proposal.
+    thresholds: SlotThresholds | None = None
 
     architecture: str = dataclasses.field(compare=False)
     family: str = dataclasses.field(compare=False)
@@ -108,19 +106,16 @@ class DraftConfig:
     target_name: str | None = dataclasses.field(default=None, compare=False)
     target_architectures: tuple[str, ...] = dataclasses.field(default=(), compare=False)
     choices: tuple[Choice, ...] = dataclasses.field(default=(), compare=False)
-    stores_tables: bool = dataclasses.field(
-        default=True, compare=False
-    )  # false: embedding and head are always the target's
-    taps_reach_final: bool = dataclasses.field(
-        default=False, compare=False
-    )  # a tap one beyond the target's depth means FINAL, see `for_target`
-    unknown_fields: tuple[str, ...] = dataclasses.field(
-        default=(), compare=False
-    )  # stated in the file, of no known meaning, without influence
+    # False: the format never stores an embedding or a head; both are the target's.
+    stores_tables: bool = dataclasses.field(default=True, compare=False)
+    # True: a tap that equals the target's depth + 1 means FINAL, see `for_target`.
+    taps_reach_final: bool = dataclasses.field(default=False, compare=False)
+    # Fields that the file states and no reader knows; they have no influence.
+    unknown_fields: tuple[str, ...] = dataclasses.field(default=(), compare=False)
 
     @property
-    def num_drafts(self) -> int:
-        """D: drafts that one block can give."""
+    def max_drafts(self) -> int:
+        """D: the most drafts that one block can propose."""
         return self.block_size if self.sample_from_anchor else self.block_size - 1
 
     def for_target(self, num_layers: int) -> DraftConfig:

@@ -1,9 +1,8 @@
-"""Typed reading of raw JSON config mappings: every wrong or missing value is one error that names the file and the
-dotted field.
+"""Typed reading of JSON configs. A wrong or missing value raises an error that names the file and the dotted field.
 
-Raw JSON is read as it is, never through a config class that fills in defaults of its own. A `Fields` remembers what was
-read, so that names nobody asked for can be listed afterwards. One value may be stated at several places (`joined`); the
-places must then agree.
+The JSON is read directly. A config class of another library would fill in its own defaults. A `Fields` remembers which
+fields were read, so that the unread ones can be listed afterwards. A value may be stated in several objects (`joined`).
+Then all of them must state the same value.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ T = TypeVar("T")
 
 
 class Required(enum.Enum):
-    """The default of a field that has none."""
+    """Marks a field without a default: the file must state it."""
 
     TOKEN = 0
 
@@ -32,8 +31,9 @@ REQUIRED: Literal[Required.TOKEN] = Required.TOKEN
 
 
 def agreed(file: Path | str, stated: Sequence[tuple[str, T]]) -> T:
-    """The value that all `(dotted field path, value)` pairs share; `CheckpointError` naming two places and their values
-    if they differ.
+    """The value that all `(dotted field path, value)` pairs share.
+
+    Raises a `CheckpointError` that names two paths and their values, if two differ.
     """
     first_path, first = stated[0]
     for path, value in stated[1:]:
@@ -49,18 +49,17 @@ def agreed(file: Path | str, stated: Sequence[tuple[str, T]]) -> T:
 class Fields:
     """The fields of one JSON object, or of several that describe the same thing.
 
-    `prefix` is the dotted path of the object inside the file. A field that is null counts as not stated. The typed
-    readers return the value, or `default` if the field is not stated; without a default a field is mandatory. Readers
-    raise `CheckpointError`.
+    `prefix` is the dotted path of the object inside the file; `others` are further objects to read from. A field that
+    is null counts as not stated. The typed readers return the value, or `default` if the field is not stated. A field
+    without a default is mandatory. The readers raise `CheckpointError`.
     """
 
     raw: Mapping[str, Any]
     file: Path | str
     prefix: str = ""
     others: tuple[Fields, ...] = ()
-    seen: set[str] = dataclasses.field(
-        default_factory=set, repr=False
-    )  # paths that were read; with a trailing dot: objects that were entered
+    # Paths of the fields that were read. A path that ends in a dot is a nested object that was opened.
+    seen: set[str] = dataclasses.field(default_factory=set, repr=False)
 
     @functools.cached_property
     def places(self) -> tuple[Fields, ...]:
@@ -68,12 +67,12 @@ class Fields:
         return (dataclasses.replace(self, others=()), *self.others) if self.others else (self,)
 
     def joined(self, *others: Fields) -> Fields:
-        """These fields read from further objects too; objects without content are left out."""
+        """The same fields, read from further objects too. Empty objects are left out."""
         added = [place for other in others for place in other.places if place.raw]
         return dataclasses.replace(self, others=(*self.others, *added))
 
     def section(self, name: str) -> Fields:
-        """The JSON object `name`, from every place that has it; empty if none has."""
+        """The nested JSON object `name`, from every place that states it; empty if no place does."""
         found = self._section_places(name)
         return (
             found[0].joined(*found[1:])
@@ -82,9 +81,7 @@ class Fields:
         )
 
     def sections(self, name: str) -> tuple[Fields, ...]:
-        """The JSON objects in the list `name`, with prefixes `name[0]`, `name[1]`, ...; empty if the list is not
-        stated.
-        """
+        """The JSON objects of the list `name`, with prefixes `name[0]`, `name[1]`, ...; empty if it is not stated."""
         items = self._read(name, _is_list_of(lambda item: isinstance(item, Mapping)), "a list of JSON objects", ())
         path = self.label(name)
         return tuple(
@@ -96,7 +93,7 @@ class Fields:
         return any(place.raw.get(name) is not None for place in self.places)
 
     def label(self, name: str) -> str:
-        """The dotted path of `name` where it is stated; all paths where it could be if it is stated nowhere."""
+        """The dotted path where `name` is stated. If it is stated nowhere, all paths where it could be."""
         stated = [place._path(name) for place in self.places if place.raw.get(name) is not None]
         return stated[0] if stated else " or ".join(place._path(name) for place in self.places)
 
@@ -114,18 +111,15 @@ class Fields:
         )
 
     def ignore(self, *names: str) -> None:
-        """Count `names` as read: known, and of no influence here."""
+        """Count `names` as read. For fields that are known and have no influence."""
         for place in self.places:
             place.seen.update(place._path(name) for name in names)
 
-    def unread(self, harmless: Collection[str] = ()) -> tuple[str, ...]:
-        """Dotted paths of the stated fields that nobody read, in file order; `harmless` are names (without prefix) to
-        leave out.
-        """
-        return tuple(path for path, _ in self.unread_items(harmless))
-
     def unread_items(self, harmless: Collection[str] = ()) -> Iterator[tuple[str, Any]]:
-        """`(dotted path, value)` of the same fields."""
+        """`(dotted path, value)` of the stated fields that were not read, in file order.
+
+        `harmless` are names, without prefix, that are left out.
+        """
         for place in self.places:
             yield from place._unread(place.raw, place.prefix, frozenset(harmless))
 
@@ -137,7 +131,7 @@ class Fields:
         maximum: int | None = None,
         default: T | Literal[Required.TOKEN] = REQUIRED,
     ) -> int | T:
-        """A JSON integer within the bounds, ends included, and within int32; `true` and `1.0` are none."""
+        """A JSON integer within the bounds, ends included, and within int32. `true` and `1.0` are not integers."""
         allowed = "an integer" + _bounds(minimum=minimum, maximum=maximum)
         value: int | T = self._read(
             name, lambda v: _is_integer(v) and _within(v, minimum=minimum, maximum=maximum), allowed, default
@@ -155,7 +149,7 @@ class Fields:
         maximum: float | None = None,
         default: T | Literal[Required.TOKEN] = REQUIRED,
     ) -> float | T:
-        """A finite JSON number `> above`, `>= minimum` and `<= maximum`, as a float that float32 can stand for."""
+        """A finite JSON number `> above`, `>= minimum` and `<= maximum`, within the range of float32; as a float."""
         allowed = "a finite number" + _bounds(above=above, minimum=minimum, maximum=maximum)
         value: float | T = self._read(
             name,
@@ -168,17 +162,17 @@ class Fields:
         return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
     def boolean(self, name: str, *, default: T | Literal[Required.TOKEN] = REQUIRED) -> bool | T:
-        """`true` or `false`; 0 and 1 are neither."""
+        """A JSON `true` or `false`. 0 and 1 are refused."""
         value: bool | T = self._read(name, lambda v: isinstance(v, bool), "true or false", default)
         return value
 
     def string(
-        self, name: str, *, choices: Collection[str] | None = None, default: T | Literal[Required.TOKEN] = REQUIRED
+        self, name: str, *, allowed: Collection[str] | None = None, default: T | Literal[Required.TOKEN] = REQUIRED
     ) -> str | T:
-        """A JSON string, one of `choices` if there are any."""
-        allowed = "a string" if choices is None else ", ".join(choices)
+        """A JSON string; one of `allowed`, if that is given."""
+        expected = "a string" if allowed is None else ", ".join(allowed)
         value: str | T = self._read(
-            name, lambda v: isinstance(v, str) and (choices is None or v in choices), allowed, default
+            name, lambda v: isinstance(v, str) and (allowed is None or v in allowed), expected, default
         )
         return value
 
@@ -190,12 +184,12 @@ class Fields:
         return tuple(value) if isinstance(value, list) else value
 
     def string_list(
-        self, name: str, *, choices: Collection[str] | None = None, default: T | Literal[Required.TOKEN] = REQUIRED
+        self, name: str, *, allowed: Collection[str] | None = None, default: T | Literal[Required.TOKEN] = REQUIRED
     ) -> tuple[str, ...] | T:
-        """A JSON list of strings, each one of `choices` if there are any, as a tuple."""
-        allowed = "a list of strings" if choices is None else f"a list of {', '.join(choices)}"
+        """A JSON list of strings as a tuple; each one of `allowed`, if that is given."""
+        expected = "a list of strings" if allowed is None else f"a list of {', '.join(allowed)}"
         value = self._read(
-            name, _is_list_of(lambda v: isinstance(v, str) and (choices is None or v in choices)), allowed, default
+            name, _is_list_of(lambda v: isinstance(v, str) and (allowed is None or v in allowed)), expected, default
         )
         return tuple(value) if isinstance(value, list) else value
 

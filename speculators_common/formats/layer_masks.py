@@ -55,7 +55,7 @@ def _layer_types(network: Fields, num_layers: int, kinds: Sequence[str]) -> tupl
     default = (FULL,) * num_layers
     if uses_window and SLIDING in kinds:
         default = tuple(SLIDING if layer >= first else FULL for layer in range(num_layers))
-    stated = network.string_list("layer_types", choices=kinds, default=default)
+    stated = network.string_list("layer_types", allowed=kinds, default=default)
     if len(stated) != num_layers:
         raise network.error(
             "layer_types", list(stated), f"one entry for each of {num_layers} layers (num_hidden_layers)"

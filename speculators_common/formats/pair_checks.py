@@ -1,6 +1,4 @@
-"""Whether a draft was made for a target: every disagreement that would otherwise show up as a draft that is merely
-never accepted.
-"""
+"""Checks that a draft fits a target. Without them, the drafts of a wrong pair would run and never be accepted."""
 
 from __future__ import annotations
 
@@ -32,7 +30,7 @@ def check_pair(
 
 
 def check_dims(draft: DraftConfig, *, hidden_size: int, vocab_size: int, num_layers: int | None) -> None:
-    """The same for a target of which only the sizes are known, its depth perhaps not."""
+    """Raise `PairError` unless the draft fits these sizes of a target. `num_layers` is `None` if it is not known."""
     faults = _faults(draft, hidden_size=hidden_size, vocab_size=vocab_size, num_layers=num_layers)
     if faults:
         raise PairError(f"{draft.source}: does not fit the target: " + "; ".join(faults))

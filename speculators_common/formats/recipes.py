@@ -65,16 +65,11 @@ class Recipe:
 
 def copied(name: str, shape: tuple[int, ...], *, axes: Axes) -> Recipe:
     """The tensor as it is stored."""
-    return reshaped(name, shape, shape, axes=axes)
-
-
-def reshaped(name: str, stored: tuple[int, ...], shape: tuple[int, ...], *, axes: Axes) -> Recipe:
-    """The tensor, stored with other axes: `stored` in the file, `shape` in the module."""
     return Recipe(
-        tensors={name: stored},
+        tensors={name: shape},
         axes=axes,
         assemble=lambda tensors: tensors[0].reshape(shape),
-        disassemble=lambda values: [values.reshape(stored)],
+        disassemble=lambda values: [values.reshape(shape)],
     )
 
 

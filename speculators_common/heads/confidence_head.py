@@ -1,4 +1,4 @@
-"""The confidence head: how likely a slot is accepted, given that all earlier slots of the block were."""
+"""The confidence head: the probability that a slot is accepted if all earlier slots of its block are accepted."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from dspark_jax.speculators_common.numerics.platform import Platform
 
 
 class ConfidenceHead(nnx.Module):
-    """`z = w [h; W1[prev]] + b`, or `w h + b` without the Markov input; float32. `sigmoid(z)` is the conditional
-    acceptance of the slot.
+    """`z = w [h; W1[prev]] + b`, or `z = w h + b` without the Markov input, in float32.
 
-    `h` is the final-normed hidden state; the Markov input is the plain W1 row for every head type. A checkpoint without
-    bias loads with `b = 0`.
+    `sigmoid(z)` is the confidence of the slot. `h` is the final-normed hidden state. The Markov input is the row of W1
+    for every type of Markov head. A checkpoint without a bias loads with `b = 0`.
     """
 
     def __init__(self, config: DraftConfig, *, platform: Platform, rngs: nnx.Rngs) -> None:
@@ -32,16 +31,18 @@ class ConfidenceHead(nnx.Module):
 
 
 def confident_length(logits: Float[Array, "B D"], threshold: Float[Array, "B"]) -> Int32[Array, "B"]:
-    """Drafts to verify per row: the first slot whose confidence is below `threshold` ends the proposal (strict, per
-    slot; 0 is possible).
+    """Drafts to verify per row, 0..D: those before the first slot whose confidence is below the row's `threshold`.
 
-    A threshold of 0 or less keeps all D.
+    `logits` are the confidence logits. A threshold of 0 or less keeps all D drafts.
     """
     return _length(logits, jnp.broadcast_to(threshold[:, None], logits.shape))
 
 
 def confident_length_after_first(logits: Float[Array, "B D"], thresholds: Float[Array, "B D"]) -> Int32[Array, "B"]:
-    """The same with a threshold of its own for every slot, and slot 0 never cut: a proposal has at least one draft."""
+    """Drafts to verify per row, 1..D, with one threshold per slot.
+
+    The threshold of slot 0 is ignored, so that a proposal has at least one draft.
+    """
     return _length(logits, thresholds.at[:, 0].set(0))
 
 

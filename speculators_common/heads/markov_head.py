@@ -1,9 +1,8 @@
-"""Markov heads: the low-rank bias that makes a draft token depend on the one before it (arXiv 2607.05147, section on
-the Markov head).
+"""Markov heads: a low-rank bias that makes a draft token depend on the token before it (arXiv 2607.05147).
 
-A head adds `bias(prev)` to the base logits of a slot. `prev` is a **target** id, so W1 has V rows; the bias is over
-**draft** ids, so W2 has Vd columns. The bias comes after the soft-cap and is not capped itself. All arithmetic is
-float32 except the products, which accumulate in float32.
+A head adds `bias(prev)` to the base logits of a slot. `prev` is a **target** id, so W1 has V rows. The bias is over
+**draft** ids, so W2 has Vd columns. The bias is added after the soft-cap and is not capped. Products multiply in the
+dtype of the kernel and accumulate in float32; all other arithmetic is float32.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ State = Float[Array, "B r"]
 
 
 class MarkovHead(nnx.Module):
-    """`bias = W2 W1[prev]`, the vanilla head; the base of the others."""
+    """The vanilla head, `bias = W2 W1[prev]`, and the base class of the others."""
 
     needs_hidden = False
 
@@ -38,20 +37,21 @@ class MarkovHead(nnx.Module):
         return decode_rows(jnp.take(self.w1[...], prev, axis=0, mode="clip"))
 
     def initial_state(self, rows: int) -> State | None:
-        """The state before the first slot of a block; `None` for heads without one."""
+        """The state before the first slot of a block; `None` for heads without a state."""
         return None
 
     def bias(
         self, embedded: Float[Array, "B r"], hidden: Float[Array, "B d"] | None, state: State | None
     ) -> tuple[Float[Array, "B Vd"], State | None]:
-        """Bias of one slot from `W1[prev]`, the slot's final-normed hidden state and the running state; and the next
-        state.
+        """The float32 bias of one slot, and the next state.
+
+        `embedded` is `W1[prev]`, `hidden` the final-normed hidden state of the slot, `state` the state before the slot.
         """
         return self.w2.float32(embedded), state
 
 
 class GatedMarkovHead(MarkovHead):
-    """`bias = W2 (sigmoid(gate([h; e])) * e)`, hidden state first."""
+    """The gated head: `bias = W2 (sigmoid(gate([h; e])) * e)` with `e = W1[prev]`."""
 
     needs_hidden = True
 
@@ -75,10 +75,10 @@ class GatedMarkovHead(MarkovHead):
 
 
 class RNNMarkovHead(MarkovHead):
-    """A gated recurrent cell over the block: `(g, c, o) = split(joint([s; e; h]))`, `bias = W2 tanh(o)`, then `s <-
-    sigmoid(g) s + (1 - sigmoid(g)) tanh(c)`.
+    """A gated recurrent cell over the slots of a block, with `e = W1[prev]` and the state `s`, zero before every block.
 
-    The bias comes from the projection of the **old** state; the state is zero before every block.
+    `(g, c, o) = split(joint([s; e; h]))`, `bias = W2 tanh(o)`, then `s <- sigmoid(g) s + (1 - sigmoid(g)) tanh(c)`.
+    So the bias is made from the state **before** the update.
     """
 
     needs_hidden = True
@@ -108,11 +108,10 @@ class RNNMarkovHead(MarkovHead):
 
 
 class TanhMarkovHead(MarkovHead):
-    """A plain recurrent cell over the block: `s <- tanh(s wH + e + bH)`, `bias = s wO`, the state zero before every
-    block.
+    """A plain recurrent cell over the slots of a block, with `e = W1[prev]` and the state `s`, zero before every block.
 
-    The bias comes from the **new** state, and the slot's hidden state is no input. `w2` is stored with the draft and
-    takes no part.
+    `s <- tanh(s wH + e + bH)`, `bias = s wO`: the bias is made from the state **after** the update. The hidden state of
+    the slot is not used. `w2` is loaded and saved with the draft, but not used.
     """
 
     def __init__(self, config: DraftConfig, *, dtype: DTypeLike, platform: Platform, rngs: nnx.Rngs) -> None:
@@ -142,7 +141,7 @@ _HEADS: dict[str, type[MarkovHead]] = {
 
 
 def make_markov_head(config: DraftConfig, *, dtype: DTypeLike, platform: Platform, rngs: nnx.Rngs) -> MarkovHead | None:
-    """The head that `config` names; `None` at rank 0."""
+    """The head that `config.markov_head_type` names; `None` for `none` (rank 0)."""
     if config.markov_head_type == "none":
         return None
     return _HEADS[config.markov_head_type](config, dtype=dtype, platform=platform, rngs=rngs)

@@ -1,8 +1,8 @@
-"""The draft vocabulary as a subset of the target's: checkpoint tensors <-> one absolute id table.
+"""The draft vocabulary, a subset of the target vocabulary: checkpoint tensors <-> the target id of every draft id.
 
 A checkpoint stores `d2t` as offsets (target id = draft id + offset) and `t2d` as a mask over target ids. Here both
-become `target_ids[draft id]`, strictly increasing. Markov `W1`, the embedding and the previous token speak target ids;
-head, `W2` and draft logits speak draft ids.
+become one strictly increasing array of target ids, indexed by draft id. Target ids index Markov `W1` and the embedding,
+and are the previous tokens; draft ids index the outputs of the head and of `W2`, and the draft logits.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ def target_id_table(
 ) -> Int32[np.ndarray, " Vd"] | None:
     """Target id of every draft id, int32 [Vd] on the host; `None` for the identity.
 
-    `d2t` is integer [Vd], `t2d` bool [V], as stored; each may be absent. A head padded to Vd > V is the identity too:
-    its surplus ids have no target and must not be proposed. Raises `CheckpointError` for wrong shapes and dtypes, a
-    missing map of a reduced vocabulary, target ids outside [0, V) or not increasing, `t2d` that marks other ids than
-    `d2t` reaches, and a map other than the identity where Vd >= V; the message names the first id at fault.
+    `d2t` is integer [Vd], `t2d` bool [V], as stored; each may be absent. With Vd > V the map is the identity too: the
+    draft ids from V on have no target id and must not be proposed. Raises `CheckpointError` for wrong shapes and
+    dtypes; for Vd < V without a map; for target ids outside [0, V) or not increasing; for a `t2d` that marks other ids
+    than those of `d2t`; and for Vd >= V with a map other than the identity. The message names the first wrong id.
     """
     if vocab_size < 1 or draft_vocab_size < 1:
         raise field_error(file, "draft_vocab_size", draft_vocab_size, f"an integer >= 1 (vocab_size is {vocab_size})")
@@ -54,8 +54,9 @@ def target_id_table(
 def vocabulary_tensors(
     table: Int32[np.ndarray, " ids"], *, vocab_size: int, draft_vocab_size: int
 ) -> dict[str, np.ndarray]:
-    """The inverse of `target_id_table`: `d2t` int64 [Vd] and `t2d` bool [V] of the table of all draft ids that have a
-    target id. Draft ids beyond the table, padding of a head, get offset 0.
+    """The inverse of `target_id_table`: `d2t`, int64 [Vd], and `t2d`, bool [V].
+
+    `table` has the target ids of the draft ids `0..len(table)-1`. Later draft ids are padding and get offset 0.
     """
     offsets = np.zeros((draft_vocab_size,), np.int64)
     offsets[: len(table)] = table - np.arange(len(table))

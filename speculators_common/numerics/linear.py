@@ -1,4 +1,4 @@
-"""The linear map of layers, heads and experts."""
+"""The linear maps: `Linear` for layers and heads, `LinearStack` for experts."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from dspark_jax.speculators_common.numerics.rows import decode_rows, encode_rows
 class Linear(nnx.Module):
     """`x @ kernel * scale + bias`, multiplied in the dtype of the kernel and summed in float32.
 
-    `kernel` is `[in, out]` or its transpose (`kernel_parameter`). `scale` `[out]` and `bias` `[out]` are float32, and
-    `None` where there is none.
+    `kernel` is stored as `[in, out]` or as its transpose (`kernel_parameter`). `scale` and `bias` are float32 `[out]`,
+    or `None`.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Linear(nnx.Module):
         return self.float32(x).astype(x.dtype)
 
     def float32(self, x: Float[Array, "*axes in"]) -> Float[Array, "*axes out"]:
-        """The result as it is summed, in float32."""
+        """The result in float32, not rounded."""
         out = kernel_product(x, self.kernel, self.platform)
         if self.scale is not None:
             out = out * _along_last_axis(self.scale[...], out.ndim)
@@ -49,10 +49,10 @@ class Linear(nnx.Module):
 
 
 class LinearStack(nnx.Module):
-    """`E` linear maps of one size, looked up by number: `x @ kernel[e] * scale[e]`.
+    """`E` linear maps of one size: `x @ kernel[e] * scale[e]`.
 
-    `kernel` `[E, in, out]` is read by rows, so its dtype is `Platform.row_dtype`. `scale` is float32 `[E, out]`, or
-    `None`.
+    `kernel` `[E, in, out]` is indexed by its first axis, so it is stored in `Platform.row_dtype`. `scale` is float32
+    `[E, out]`, or `None`.
     """
 
     def __init__(
@@ -72,18 +72,18 @@ class LinearStack(nnx.Module):
         self.scale = nnx.Param(jnp.ones((count, out_features), jnp.float32)) if scale else None
 
     def picked(self, x: Float[Array, "P in"], numbers: Int32[Array, "P"]) -> Float[Array, "P out"]:
-        """Row p by map `numbers[p]`, float32. The kernels of the picked maps are gathered, one copy for each row."""
+        """Map `numbers[p]` of row `x[p]`, for every p; float32. Gathers one copy of a kernel for each row."""
         kernels = decode_rows(jnp.take(self.kernel[...], numbers, axis=0))
         out = _products(x[:, None], kernels)[:, 0]
         return out if self.scale is None else out * jnp.take(self.scale[...], numbers, axis=0)
 
     def each(self, x: Float[Array, "E T in"]) -> Float[Array, "E T out"]:
-        """Rows `x[e]` by map e, float32."""
+        """Map e of all rows `x[e]`, for every e; float32."""
         out = _products(x, decode_rows(self.kernel[...]))
         return out if self.scale is None else out * self.scale[...][:, None]
 
     def summed(self, x: Float[Array, "T E in"]) -> Float[Array, "T out"]:
-        """The sum over e of rows `x[:, e]` by map e, float32."""
+        """The sum over e of map e of rows `x[:, e]`; float32."""
         if self.scale is not None:
             return jnp.sum(self.each(x.swapaxes(0, 1)), axis=0)
         joined = decode_rows(self.kernel[...]).reshape(-1, self.kernel.shape[-1])
@@ -91,7 +91,7 @@ class LinearStack(nnx.Module):
 
 
 def _products(x: Float[Array, "P T in"], kernels: Float[Array, "P in out"]) -> Float[Array, "P T out"]:
-    """One product for each kernel in the kernel's dtype, float32 result."""
+    """`x[p] @ kernels[p]` for every p, multiplied in the dtype of the kernels, with a float32 result."""
     return jnp.matmul(x.astype(kernels.dtype), kernels, preferred_element_type=jnp.float32)
 
 

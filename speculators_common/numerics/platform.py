@@ -1,8 +1,8 @@
-"""Where platforms differ, as one value. A program is built for a `Platform`, not for the machine that builds it.
+"""All differences between platforms, as one value. A program is built for a `Platform`, not for this machine.
 
-A module gets its platform when it is made, and hands it to its parts; a cache gets it from its module. Nothing else
-asks which platform it is on. So a program for a TPU or a GPU, with the layouts of that platform, can be traced, lowered
-and compiled on a machine that has only a CPU. `docs/performance.md` has the figures behind the choices.
+A module gets its platform from its constructor and passes it to its parts. A cache gets it from its module. Nothing
+else asks for the current platform. So a program for a TPU or a GPU can be traced, lowered and compiled, with the
+layouts of that platform, on a machine that has only a CPU. `docs/performance.md` has the measurements.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ _BFLOAT16 = np.dtype(jnp.bfloat16)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Platform:
-    """What a program for one platform looks like."""
+    """How programs for one platform store arrays and compute."""
 
     name: PlatformName
     bfloat16_rows_as_bits: bool
-    """Whether bfloat16 arrays that are read or written by rows are stored as uint16 bit patterns.
+    """Whether bfloat16 arrays that are gathered or scattered by rows are stored as uint16 bit patterns.
 
-    XLA:CPU computes bfloat16 gathers, scatters and chained updates in float32: it converts the whole array, cache or
-    table, in every step. Bit patterns are moved as they are, and turned into bfloat16 by a bitcast that costs nothing.
+    XLA:CPU computes bfloat16 gathers, scatters and chained updates in float32: it converts the whole array (a KV pool,
+    an embedding) in every step. Bit patterns are moved without a conversion, and a free bitcast makes them bfloat16.
     """
     kernels_by_size: bool
-    """Whether the kernel of a linear map is stored `[in, out]` or `[out, in]` according to its size and dtype; if not,
-    always `[in, out]`.
-    """
+    """Whether the size and dtype of a kernel decide its storage order. If false, the order is always `[in, out]`."""
     argmax: ArgmaxForm
     """`blockwise` halves the cost of a Markov chain on a CPU and doubles the memory traffic of one on a TPU."""
     softmax: SoftmaxForm
-    """`row_independent`: a row of attention has the same bits however many rows share its step."""
+    """`row_independent`: the attention output of a row does not depend on the number of rows, bit for bit."""
     tied_head_shares_table: bool
-    """Whether a tied head multiplies by the very array that lookups read. On a CPU it has a copy of its own: lookups
-    need bit patterns, and a one-row float32 product with a `[V, H]` table runs at half the memory bandwidth.
+    """Whether a tied head multiplies by the array of the embedding itself. If false, it has its own copy.
+
+    A CPU needs the copy: lookups read bit patterns, and a one-row float32 product with a `[V, H]` array reaches only
+    half the memory bandwidth.
     """
     pads_lone_bfloat16_row: bool
     """Whether a bfloat16 product of one row is computed as one of two rows.
 
-    XLA:CPU has a fast bfloat16 product for two rows or more; a lone row becomes a scalar loop eight times slower, over
-    a converted copy of the kernel.
+    XLA:CPU has a fast bfloat16 product for two rows or more. It computes a single row in a scalar loop over a converted
+    copy of the kernel, which is eight times slower.
     """
     attention: str
     """Name of the attention backend (`architectures/nn/attention/backends.py`)."""
@@ -66,15 +66,15 @@ class Platform:
         return platform
 
     def row_dtype(self, dtype: DTypeLike) -> np.dtype:
-        """Dtype in which an array of `dtype` is stored that is read or written by rows."""
+        """The dtype in which an array of `dtype` is stored, if it is gathered or scattered by rows."""
         return _BITS if self.bfloat16_rows_as_bits and np.dtype(dtype) == _BFLOAT16 else np.dtype(dtype)
 
 
 def default_platform() -> Platform:
     """The platform that jax compiles for in this process.
 
-    To be called at the outermost edge: by a command, by a function that a user calls, by the constructor of a whole
-    model that was given no platform.
+    Called only at the outermost level: by a command, by a function that a user calls, and by the constructor of a model
+    that got no platform.
     """
     backend = jax.default_backend()
     return Platform.of("gpu" if backend in ("cuda", "rocm") else backend)

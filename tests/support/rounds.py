@@ -39,7 +39,7 @@ class Rounds:
     def __init__(
         self, target: Any, draft: Any, *, num_rows: int = 1, width: int = 8, page_size: int = 8, pages_per_row: int = 6
     ) -> None:
-        self.width, self.num_speculative_tokens = width, 0 if draft is None else draft.config.num_drafts
+        self.width, self.num_speculative_tokens = width, 0 if draft is None else draft.config.max_drafts
         self.num_rows, self.page_size, self.pages_per_row = num_rows, page_size, pages_per_row
         graphdef, modules = nnx.split((target, draft))
         self._leaves, treedef = jax.tree.flatten(modules)
@@ -167,6 +167,6 @@ def one_row_state(
         None if draft is None else KVPages.zeros(draft.kv_params(page_size), num_pages),
         num_rows=1,
         pages_per_row=pages_per_row,
-        num_speculative_tokens=0 if draft is None else draft.config.num_drafts,
+        num_speculative_tokens=0 if draft is None else draft.config.max_drafts,
         num_stop_ids=2,
     )

@@ -1,4 +1,4 @@
-"""Who sees whom, as boolean masks; the only place that decides visibility, for decoding and for training.
+"""Attention masks. Only this file decides which keys a query sees, for decoding and for training.
 
 Positions are absolute. The rules of a draft block are those of `LayerMask`; `window_origin` says whether a window is
 counted from the anchor (as the speculators library trains) or from each query slot (as kernels with a built-in window

@@ -241,12 +241,12 @@ def check_target_id(config: DraftConfig, live: str) -> None:
 
 
 def _check_header(top: Fields) -> None:
-    top.string("kind", choices=(_KIND,))
+    top.string("kind", allowed=(_KIND,))
     if not top.has("variant"):
         raise top.missing(
             "variant", f"{_VARIANT}; files without it hold an older, single-vector draft that is not supported"
         )
-    top.string("variant", choices=(_VARIANT, "dflash"))
+    top.string("variant", allowed=(_VARIANT, "dflash"))
     version = top.integer("version")
     if version != _VERSION:
         raise top.error("version", version, _VERSION)
@@ -255,7 +255,7 @@ def _check_header(top: Fields) -> None:
 def _read_settings(config: Fields) -> CompactSettings:
     sts = config.section("sts")
     defaults = CompactSettings()
-    head = config.string("seqHead", choices=("markov", "rnn"), default="markov")
+    head = config.string("seqHead", allowed=("markov", "rnn"), default="markov")
     sizes = {
         attribute: config.integer(name, minimum=1, maximum=maximum, default=getattr(defaults, attribute))
         for name, (attribute, maximum) in _SIZES.items()

@@ -31,6 +31,5 @@ class RopeConfig:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     attention_factor: float = 1.0  # yarn: scales queries and keys, through cosine and sine
-    rotating_pairs: int = (
-        0  # proportional: the first pairs turn, with the frequencies of a whole head; the others stand still
-    )
+    # proportional: the first `rotating_pairs` pairs rotate, with the frequencies of a whole head; the others do not.
+    rotating_pairs: int = 0

@@ -96,7 +96,7 @@ def _kind(top: Fields) -> tuple[str, str]:
         architecture = only_architecture(top, names=names)
         fitting = (kind for kind, known in ARCHITECTURES.items() if architecture in known)
         raise top.missing(TYPE_FIELD, f"{' or '.join(fitting)} beside the architecture {architecture!r}")
-    kind = top.string(TYPE_FIELD, choices=tuple(ARCHITECTURES))
+    kind = top.string(TYPE_FIELD, allowed=tuple(ARCHITECTURES))
     architecture = only_architecture(top, default=ARCHITECTURES[kind][0])
     if architecture not in ARCHITECTURES[kind]:
         allowed = f"{' or '.join(ARCHITECTURES[kind])} beside {TYPE_FIELD} {kind!r}"

@@ -76,7 +76,7 @@ def _speculative_tokens(config: DraftConfig) -> int:
     layout.
     """
     stated = config.stated_drafts
-    return config.num_drafts if stated is None or stated >= config.block_size - 1 else stated
+    return config.max_drafts if stated is None or stated >= config.block_size - 1 else stated
 
 
 def _network(config: DraftConfig) -> dict[str, Any]:

@@ -18,7 +18,8 @@ from safetensors.numpy import load_file, save_file
 
 from dspark_jax.architectures import dspark_compact
 from dspark_jax.architectures.dspark_compact import arch
-from dspark_jax.architectures.dspark_compact.weights import tensors_of
+from dspark_jax.architectures.dspark_compact.weights import compact_recipes
+from dspark_jax.architectures.module_saving import module_tensors
 from dspark_jax.pipelines.checkpoints.checkpoint import open_checkpoint
 from dspark_jax.pipelines.checkpoints.loading import LoadedTarget, load_draft, load_target
 from dspark_jax.speculators_common.errors import CheckpointError, DSparkError, PairError
@@ -165,7 +166,7 @@ def test_a_single_slot_has_no_mask_rows(tmp_path: Path) -> None:
     draft = fresh(block_size=1)
     assert tensors_of(draft)["mask_emb"].shape == (0, 8)
     dspark_compact.save(draft, tmp_path / "draft")
-    assert dspark_compact.load(tmp_path / "draft").config.num_drafts == 1
+    assert dspark_compact.load(tmp_path / "draft").config.max_drafts == 1
 
 
 def test_a_draft_for_a_live_target_takes_its_sizes(target: LoadedTarget) -> None:
@@ -265,3 +266,9 @@ def test_a_label_that_contradicts_is_refused(by_pipeline: bool, target: LoadedTa
         CheckpointError, match=r"target_hidden_size: found 32, allowed 64, the dims.hiddenSize of dspark.json"
     ):
         load_draft(folder, target, jnp.float32) if by_pipeline else dspark_compact.load(folder)
+
+
+def tensors_of(draft: dspark_compact.CompactDraft) -> dict[str, np.ndarray]:
+    """The tensors of a draft as its file has them, float32."""
+    recipes = compact_recipes(draft.config)
+    return module_tensors(draft, recipes, {name: "float32" for recipe in recipes.values() for name in recipe.tensors})

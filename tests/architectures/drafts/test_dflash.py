@@ -99,8 +99,8 @@ def test_the_layout_comes_from_the_format_and_not_from_missing_heads(target: Loa
     anchor_first = _loaded(speculators_dflash_config(sample_from_anchor=True), target, tmp_path / "a").module
     config = from_deepspec(deepspec_dflash_config(), "config.json")
     assert (config.markov_head_type, config.enable_confidence_head) == ("none", False)
-    assert [draft.config.num_drafts for draft in (zlab, speculators, anchor_first)] == [BLOCK - 1, BLOCK - 1, BLOCK]
-    assert config.num_drafts == BLOCK
+    assert [draft.config.max_drafts for draft in (zlab, speculators, anchor_first)] == [BLOCK - 1, BLOCK - 1, BLOCK]
+    assert config.max_drafts == BLOCK
     assert _outputs(zlab, target)[1].shape == (BLOCK - 1, VOCAB)
     np.testing.assert_array_equal(_outputs(anchor_first, target)[1][1:], _outputs(speculators, target)[1])
 
@@ -137,7 +137,7 @@ def test_the_released_deepspec_dflash_config_parses() -> None:
         },
         "config.json",
     )
-    assert (config.num_drafts, config.sample_from_anchor, config.taps) == (7, True, (2, 10, 18, 26, 34))
+    assert (config.max_drafts, config.sample_from_anchor, config.taps) == (7, True, (2, 10, 18, 26, 34))
     assert (config.markov_rank, config.markov_head_type, config.confidence_head_with_markov, config.unknown_fields) == (
         0,
         "none",

@@ -53,7 +53,7 @@ def test_the_files_say_what_the_draft_is(case: Case) -> None:
     assert config.taps == (3, 5, "final")
     assert config.markov_head_type == ("tanh_rnn" if case.name == "rnn" else "vanilla")
     assert (
-        config.num_drafts,
+        config.max_drafts,
         config.num_hidden_layers,
         config.head_dim,
         config.rope.rotary_dim,

@@ -92,7 +92,7 @@ def test_the_config_says_what_the_arguments_say() -> None:
     config = _draft(sliding_window=6, layer_sliding=[False, True], taps=[0, 3], target_hidden_size=12).config
     assert config.layers == (LayerMask(), LayerMask(window=6, causal=True))
     assert (config.taps, config.target_hidden_size, config.num_taps) == ((0, 3), 12, 2)
-    assert (config.num_drafts, config.is_pruned, config.markov_head_type) == (4, False, "vanilla")
+    assert (config.max_drafts, config.is_pruned, config.markov_head_type) == (4, False, "vanilla")
     assert config.rope == RopeConfig(theta=10000.0, rotary_dim=8)
 
 
@@ -132,7 +132,7 @@ def test_what_the_published_module_refuses_works_here(changes: dict[str, Any]) -
     draft = _draft(**changes)
     hidden, anchors = _block(draft)
     tokens = draft.sample_draft_tokens(draft.compute_logits(hidden), anchors, hidden=hidden)
-    assert tokens.shape == (ROWS, draft.config.num_drafts)
+    assert tokens.shape == (ROWS, draft.config.max_drafts)
     assert bool(((tokens >= 0) & (tokens < 20)).all())
 
 
@@ -193,19 +193,19 @@ def test_several_devices_hold_the_parameters() -> None:
 
 @pytest.mark.parametrize("embed", ["own", "target"])
 @pytest.mark.parametrize("head", ["own", "target"])
-def test_the_flags_say_which_tables_are_its_own_and_the_others_are_the_lender_s(embed: Any, head: Any) -> None:
+def test_the_flags_say_which_tables_are_its_own_and_the_others_are_the_target_s(embed: Any, head: Any) -> None:
     draft = _draft(tables=DraftTables(embed_tokens=embed, lm_head=head))
     assert (draft.has_own_embed_tokens, draft.has_own_lm_head) == (embed == "own", head == "own")
-    lender = _Lender()
+    target = _Tables()
     anchors, hidden = jnp.asarray([3, 7], jnp.int32), jnp.ones((ROWS, 4, 16))
-    embeds, logits = draft.embed_block(anchors, lender), draft.compute_logits(hidden, lender)
+    embeds, logits = draft.embed_block(anchors, target), draft.compute_logits(hidden, target)
     assert bool((embeds[:, 0] == jnp.asarray([[3.0], [7.0]])).all()) == (embed == "target")
     assert bool((embeds[:, 1:] == 19.0).all()) == (embed == "target")
     assert bool((logits == 5.0).all()) == (head == "target")
 
 
 @dataclasses.dataclass(frozen=True)
-class _Lender:
+class _Tables:
     """Rows that repeat their id, and logits that are all 5."""
 
     def embed_tokens(self, ids: jax.Array) -> jax.Array:
@@ -218,11 +218,11 @@ class _Lender:
         return self.lm_head(hidden)
 
 
-def test_a_missing_lender_is_named() -> None:
+def test_a_missing_target_is_named() -> None:
     draft = _draft(tables=DraftTables(embed_tokens="target", lm_head="target"))
-    with pytest.raises(ValueError, match=r"embed_tokens.*pass the target as lender"):
+    with pytest.raises(ValueError, match=r"embed_tokens.*pass the target as `target`"):
         draft.embed_block(jnp.asarray([3], jnp.int32))
-    with pytest.raises(ValueError, match=r"lm_head.*pass the target as lender"):
+    with pytest.raises(ValueError, match=r"lm_head.*pass the target as `target`"):
         draft.compute_logits(jnp.ones((1, 4, 16)))
 
 

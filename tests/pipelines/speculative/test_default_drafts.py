@@ -25,7 +25,7 @@ def demo() -> DraftConfig:
 
 
 def test_the_demo_draft_states_its_whole_block_and_gets_three_on_a_cpu(demo: DraftConfig) -> None:
-    assert demo.stated_drafts == demo.num_drafts == 6
+    assert demo.stated_drafts == demo.max_drafts == 6
     k, why = default_drafts(demo, "cpu")
     assert k == 3
     assert "measured on cpu" in why

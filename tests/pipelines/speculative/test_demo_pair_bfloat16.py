@@ -53,7 +53,7 @@ def test_bfloat16_texts_are_those_of_plain_decoding(target: LoadedTarget) -> Non
 def test_the_programs_that_a_user_runs_move_no_cache_and_no_table(target: LoadedTarget) -> None:
     """Uses real sizes and all optimisations of XLA, because a compiler reorders large arrays only."""
     for draft in (load_draft(DRAFT, target, jnp.bfloat16).module, None):
-        drafts = 0 if draft is None else draft.config.num_drafts
+        drafts = 0 if draft is None else draft.config.max_drafts
         programs = Programs(target.module, draft, num_speculative_tokens=drafts, page_size=64, max_rounds=4)
         state = one_row_state(target.module, draft, num_pages=7, page_size=64, pages_per_row=4)
         caches = jax.tree.leaves((state.target_pages, state.draft_pages))

@@ -154,7 +154,7 @@ def test_what_was_loaded_is_what_the_files_say() -> None:
     """Family, number of drafts and tables of each draft."""
     found = {name: _draft(name, "float32") for name in FAMILIES}
     lines = {
-        name: (draft.config.family, draft.config.num_drafts, draft.tables.embed_tokens, draft.tables.lm_head)
+        name: (draft.config.family, draft.config.max_drafts, draft.tables.embed_tokens, draft.tables.lm_head)
         for name, draft in found.items()
     }
     assert lines == {

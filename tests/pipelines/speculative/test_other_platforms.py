@@ -62,7 +62,7 @@ def _traced_round(platform: Platform, dtype: Any) -> tuple[Any, RoundState]:
     draft = _abstract(random_draft(markov_rank=6), platform, dtype)
     state = jax.eval_shape(lambda: one_row_state(target, draft, NUM_PAGES, PAGE_SIZE, PAGES_PER_ROW))
     graphdef, modules = nnx.split((target, draft))
-    config = StepConfig(num_speculative_tokens=draft.config.num_drafts, num_pages=PAGES_PER_ROW)
+    config = StepConfig(num_speculative_tokens=draft.config.max_drafts, num_pages=PAGES_PER_ROW)
 
     def run(modules: Any, state: RoundState) -> Any:
         return speculative_step(*nnx.merge(graphdef, modules), config)(state, None)

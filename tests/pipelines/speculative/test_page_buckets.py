@@ -58,4 +58,4 @@ def test_every_round_at_the_edge_proposes_the_whole_block(
     completions = _run(pair, stream=stream, **options)
     assert [completion.output_ids for completion in completions] == plain
     proposed = {proposed for completion in completions for proposed, _ in completion.rounds}
-    assert proposed == {pair[1].config.num_drafts}
+    assert proposed == {pair[1].config.max_drafts}

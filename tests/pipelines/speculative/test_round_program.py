@@ -53,7 +53,7 @@ class Compiled:
 def compiled(request: pytest.FixtureRequest) -> Compiled:
     target, draft = load_pair(random_target(), random_draft(markov_rank=6), dtype=DTYPES[request.param])
     sizes: dict[str, Any] = {"page_size": PAGE_SIZE, "max_rounds": 4}
-    programs = Programs(target, draft, num_speculative_tokens=draft.config.num_drafts, **sizes)
+    programs = Programs(target, draft, num_speculative_tokens=draft.config.max_drafts, **sizes)
     plain = Programs(target, None, num_speculative_tokens=0, **sizes)
     state, plain_state = (
         one_row_state(target, module, NUM_PAGES, PAGE_SIZE, PAGES_PER_ROW) for module in (draft, None)

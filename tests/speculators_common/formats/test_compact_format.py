@@ -108,7 +108,7 @@ def test_every_recorded_variant_parses_to_what_its_name_says(variant, head, thre
         architecture="DsparkDrafter",
         family="compact",
     )
-    assert (config.num_drafts, config.target_name, config.source) == (5, "tiny-target@64x199", "draft/dspark.json")
+    assert (config.max_drafts, config.target_name, config.source) == (5, "tiny-target@64x199", "draft/dspark.json")
     assert (config.choices, config.unknown_fields, config.stores_tables) == ((), (), False)
     assert list(tensor_shapes(config)) == stored(variant)["param_names"]
 

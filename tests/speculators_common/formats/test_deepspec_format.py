@@ -87,7 +87,7 @@ def test_every_recorded_variant_parses_to_what_its_name_says(variant, head, conf
         "deepspec_qwen3",
         "draft/config.json",
     )
-    assert (config.num_target_layers, config.num_drafts, config.choices, config.unknown_fields) == (6, 5, (), ())
+    assert (config.num_target_layers, config.max_drafts, config.choices, config.unknown_fields) == (6, 5, (), ())
 
 
 GEOMETRY = (
@@ -181,7 +181,7 @@ def test_training_fields_are_not_needed_and_unknown_ones_are_listed():
 
 def test_layout_and_rotary_width_can_be_stated_by_the_user():
     fill_in = parsed(stored(), sample_from_anchor=False)
-    assert (fill_in.sample_from_anchor, fill_in.num_drafts) == (False, 4)
+    assert (fill_in.sample_from_anchor, fill_in.max_drafts) == (False, 4)
     partial = parsed(changed(partial_rotary_factor=0.25))
     assert partial.rope.rotary_dim == 16
     stated = parsed(changed(partial_rotary_factor=0.25), partial_rotary_factor=0.25)
@@ -290,4 +290,4 @@ def test_a_single_slot_cannot_be_fill_in():
     assert "block_size: found 1, allowed an integer >= 2 for the fill-in layout" in refusal(
         changed(block_size=1), sample_from_anchor=False
     )
-    assert parsed(changed(block_size=1)).num_drafts == 1
+    assert parsed(changed(block_size=1)).max_drafts == 1

@@ -82,7 +82,7 @@ def test_every_recorded_variant_parses_to_what_its_name_says(variant, k_eq_v, kv
         family="deepspec_gemma4",
     )
     assert (config.family, config.source, config.num_target_layers) == ("deepspec_gemma4", "draft/config.json", 6)
-    assert (config.num_drafts, config.choices, config.unknown_fields) == (5, (), ())
+    assert (config.max_drafts, config.choices, config.unknown_fields) == (5, (), ())
 
 
 def test_the_released_gemma4_12b_drafts_parse():
@@ -104,7 +104,7 @@ def test_the_released_gemma4_12b_drafts_parse():
         "markov_rank": 256,
     }
     config = parsed(changed(**sizes))
-    assert (config.taps, config.num_drafts, config.num_key_value_heads, config.head_dim) == (
+    assert (config.taps, config.max_drafts, config.num_key_value_heads, config.head_dim) == (
         (6, 18, 30, 42, 47),
         7,
         1,
@@ -119,7 +119,7 @@ def test_the_released_gemma4_12b_drafts_parse():
         "confidence_head_with_markov": ...,
     }
     dflash = parsed(changed(**sizes | no_heads))
-    assert (dflash.markov_head_type, dflash.enable_confidence_head, dflash.sample_from_anchor, dflash.num_drafts) == (
+    assert (dflash.markov_head_type, dflash.enable_confidence_head, dflash.sample_from_anchor, dflash.max_drafts) == (
         "none",
         False,
         True,
@@ -167,7 +167,7 @@ def test_what_belongs_to_the_target_alone_changes_nothing():
 
 
 def test_layout_and_rotary_width_can_be_stated_by_the_user():
-    assert parsed(stored(), sample_from_anchor=False).num_drafts == 4
+    assert parsed(stored(), sample_from_anchor=False).max_drafts == 4
     whole = parsed(stored(), partial_rotary_factor=1.0)
     assert whole.rope.rotating_pairs == 16
     assert [(choice.name, choice.value, choice.reason) for choice in whole.choices] == [

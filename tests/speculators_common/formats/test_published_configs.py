@@ -86,7 +86,7 @@ def _deepspec_qwen3(size: str, *, has_heads: bool) -> dict[str, Any]:
 @pytest.mark.parametrize("size", QWEN3_TARGETS)
 def test_deepspec_drafts_of_qwen3(size: str) -> None:
     config, shapes = _read(_deepspec_qwen3(size, has_heads=True), *TABLES, "confidence_head.proj.bias")
-    assert (config.family, config.block_size, config.num_drafts, config.mask_token_id) == (
+    assert (config.family, config.block_size, config.max_drafts, config.mask_token_id) == (
         "deepspec_qwen3",
         7,
         7,
@@ -97,7 +97,7 @@ def test_deepspec_drafts_of_qwen3(size: str) -> None:
     assert shapes["markov_head.markov_w1.weight"] == shapes["markov_head.markov_w2.weight"] == (151936, 256)
     assert shapes["confidence_head.proj.weight"] == (1, config.hidden_size + 256)
     plain, plain_shapes = _read(_deepspec_qwen3(size, has_heads=False), *TABLES)
-    assert (plain.markov_head_type, plain.enable_confidence_head, plain.num_drafts) == ("none", False, 7)
+    assert (plain.markov_head_type, plain.enable_confidence_head, plain.max_drafts) == ("none", False, 7)
     assert shapes.keys() - plain_shapes.keys() == {
         name for name in shapes if name.startswith(("markov_head.", "confidence_head."))
     }
@@ -123,7 +123,7 @@ def test_deepspec_draft_of_gemma4_12b() -> None:
 def test_speculators_draft_of_gemma4_31b() -> None:
     raw = json.loads((DATA / "speculators_gemma4_31b" / "config.json").read_text())
     config, shapes = _read(raw, *TABLES, "d2t", "t2d", "confidence_head.proj.bias")
-    assert (config.num_drafts, config.is_pruned, config.sample_from_anchor) == (7, True, False)
+    assert (config.max_drafts, config.is_pruned, config.sample_from_anchor) == (7, True, False)
     assert f"{_elements(shapes) / 1e9:.2f} B, {2 * _elements(shapes) / 2**30:.2f} GiB" == "4.20 B, 7.82 GiB"
 
 
@@ -159,7 +159,7 @@ def test_speculators_draft_of_glm_tells_its_layout_by_its_speculative_tokens() -
         "transformer_layer_config": {**network, "rope_parameters": {"rope_theta": 8000000, "rope_type": "default"}},
     }
     config, shapes = _read(raw, *TABLES, "confidence_head.proj.bias")
-    assert (config.sample_from_anchor, config.num_drafts) == (False, 7)
+    assert (config.sample_from_anchor, config.max_drafts) == (False, 7)
     [choice] = config.choices
     assert (choice.name, choice.flag) == ("sample_from_anchor", "--sample-from-anchor/--no-sample-from-anchor")
     assert config.unknown_fields == ()
@@ -200,7 +200,7 @@ def test_flat_dflash_drafts_state_mask_and_taps_in_a_section_or_beside_it() -> N
             "dflash_config": section,
         }
     )
-    assert (config.family, config.num_drafts, config.taps) == ("zlab_dflash", 15, (2, 17, 32, 47, 62))
+    assert (config.family, config.max_drafts, config.taps) == ("zlab_dflash", 15, (2, 17, 32, 47, 62))
     # A mask row beyond the target's table, as one published file has it, cannot be looked up.
     sizes = {
         "hidden_size": 4096,

@@ -58,7 +58,7 @@ def test_dflash_drafts_have_no_heads_and_are_fill_in_by_default():
         0,
         False,
     )
-    assert (config.sample_from_anchor, config.num_drafts) == (False, 4)
+    assert (config.sample_from_anchor, config.max_drafts) == (False, 4)
     assert [(choice.name, choice.value, choice.reason) for choice in config.choices] == [
         ("sample_from_anchor", "false", "the file does not say; default of the format")
     ]
@@ -67,7 +67,7 @@ def test_dflash_drafts_have_no_heads_and_are_fill_in_by_default():
 
 
 def test_the_layout_of_dflash_drafts_is_what_the_file_says():
-    assert parsed(dflash(sample_from_anchor=True)).num_drafts == 5
+    assert parsed(dflash(sample_from_anchor=True)).max_drafts == 5
     assert parsed(dflash(sample_from_anchor=True, speculators_config=drafts(5))).choices == ()
     assert "found 5, allowed 4, as block_size 5 and the fill-in layout" in refusal(
         dflash(sample_from_anchor=False, speculators_config=drafts(5))
@@ -77,7 +77,7 @@ def test_the_layout_of_dflash_drafts_is_what_the_file_says():
 @pytest.mark.parametrize("tokens", [7, 8, None])
 def test_dflash_files_from_before_the_layout_field_are_fill_in_whatever_number_of_tokens_they_state(tokens):
     config = parsed(dflash(block_size=8, speculators_config=drafts(tokens)))
-    assert (config.sample_from_anchor, config.num_drafts) == (False, 7)
+    assert (config.sample_from_anchor, config.max_drafts) == (False, 7)
     [choice] = config.choices
     assert (choice.name, choice.value) == ("sample_from_anchor", "false")
 

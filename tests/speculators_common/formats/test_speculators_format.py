@@ -79,7 +79,7 @@ def test_a_stored_config_is_read_field_by_field():
 def test_every_recorded_variant_parses_to_what_its_name_says(variant, pruned, anchor_first, layers, head, confidence):
     config = parsed(stored(variant))
     assert (config.is_pruned, config.draft_vocab_size) == (pruned, 61 if pruned else 199)
-    assert (config.sample_from_anchor, config.num_drafts) == (anchor_first, 5 if anchor_first else 4)
+    assert (config.sample_from_anchor, config.max_drafts) == (anchor_first, 5 if anchor_first else 4)
     assert config.layers == layers
     assert (config.markov_head_type, config.markov_rank) == (head, 0 if head == "none" else 8)
     assert (config.enable_confidence_head, config.confidence_head_with_markov) == (
@@ -91,7 +91,7 @@ def test_every_recorded_variant_parses_to_what_its_name_says(variant, pruned, an
 
 def test_the_demo_draft_parses():
     config = from_speculators(json.loads(DEMO.read_text()), DEMO)
-    assert (config.taps, config.block_size, config.num_drafts, config.draft_vocab_size) == (
+    assert (config.taps, config.block_size, config.max_drafts, config.draft_vocab_size) == (
         (3, 9, 16, 23, 29),
         6,
         6,
@@ -109,7 +109,7 @@ def test_a_released_sliding_fill_in_draft_of_a_gemma_target_parses():
     assert (config.vocab_size, config.draft_vocab_size, config.is_pruned) == (262144, 32000, True)
     assert config.rope == RopeConfig(theta=1e4, rotary_dim=256)
     assert config.layers == (LayerMask(window=2048, causal=True),) * 5
-    assert (config.block_size, config.sample_from_anchor, config.num_drafts, config.mask_token_id) == (8, False, 7, 4)
+    assert (config.block_size, config.sample_from_anchor, config.max_drafts, config.mask_token_id) == (8, False, 7, 4)
     assert (config.taps, config.num_taps) == ((1, 17, 29, 47, 58), 5)
     assert (config.markov_rank, config.markov_head_type) == (256, "vanilla")
     assert (config.choices, config.unknown_fields) == ((), ())
@@ -171,7 +171,7 @@ def test_the_layout_is_stated_or_implied_or_the_default_and_an_open_one_is_recor
 def test_a_layout_stated_by_the_user_wins_and_is_recorded(stated, override):
     config = parsed(base(sample_from_anchor=stated), sample_from_anchor=override)
     assert config.sample_from_anchor is override
-    assert config.num_drafts == (5 if override else 4)
+    assert config.max_drafts == (5 if override else 4)
     (choice,) = config.choices
     assert (choice.name, choice.flag) == LAYOUT
     assert choice.value == str(override).lower()

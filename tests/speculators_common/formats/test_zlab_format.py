@@ -98,7 +98,7 @@ def test_a_written_config_is_read_field_by_field():
         architecture="DFlashDraftModel",
         family="zlab_dflash",
     )
-    assert (config.num_drafts, config.num_target_layers, config.stores_tables) == (7, 6, False)
+    assert (config.max_drafts, config.num_target_layers, config.stores_tables) == (7, 6, False)
     assert (config.choices, config.unknown_fields) == ((), ())
 
 
@@ -144,7 +144,7 @@ def test_windows_are_counted_from_the_query_and_causality_can_be_stated_for_all_
 
 def test_the_layout_can_be_stated_by_the_user():
     anchor_first = parsed(WRITTEN, sample_from_anchor=True)
-    assert (anchor_first.num_drafts, [choice.name for choice in anchor_first.choices]) == (8, ["sample_from_anchor"])
+    assert (anchor_first.max_drafts, [choice.name for choice in anchor_first.choices]) == (8, ["sample_from_anchor"])
 
 
 @pytest.mark.parametrize(
