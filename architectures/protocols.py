@@ -6,11 +6,11 @@ from typing import Protocol, runtime_checkable
 
 from jaxtyping import Array, Float, Int32
 
-from dspark_jax.architectures.drafting.proposal import Proposal, Sampler
 from dspark_jax.architectures.nn.attention.block_context import BlockContext
 from dspark_jax.architectures.nn.attention.kv_cache import KVCache
 from dspark_jax.architectures.nn.attention.kv_params import KVParams
 from dspark_jax.architectures.nn.attention.ragged_batch import RaggedBatch
+from dspark_jax.architectures.proposal import Proposal, Sampler
 from dspark_jax.architectures.target_config import TargetConfig
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig
 

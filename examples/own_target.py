@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from dspark_jax.architectures.drafting.proposal import Proposal
 from dspark_jax.architectures.dspark_draft.model import DSparkSpeculatorsDraft
 from dspark_jax.architectures.nn.attention.kv_cache import KVCache, KVPages
 from dspark_jax.architectures.nn.attention.ragged_batch import RaggedBatch
+from dspark_jax.architectures.proposal import Proposal
 from dspark_jax.pipelines.speculative.acceptance import accept_greedy
 from dspark_jax.speculators_common.numerics.matmul import set_kernel_values
 

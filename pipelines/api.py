@@ -38,7 +38,8 @@ from dspark_jax.pipelines.speculative.generation import Generation, GenerationFi
 from dspark_jax.pipelines.speculative.sizes import EngineOptions, EnginePlan, drafts_per_round
 from dspark_jax.pipelines.text.prompts import Prompt
 from dspark_jax.speculators_common.errors import RequestError
-from dspark_jax.speculators_common.formats.draft_config import Choice, DraftOverrides
+from dspark_jax.speculators_common.formats.choice import Choice
+from dspark_jax.speculators_common.formats.draft_config import DraftOverrides
 
 __all__ = [
     "Generation",

@@ -23,7 +23,7 @@ from dspark_jax.architectures.nn.embedding import EmbeddingAndHead
 from dspark_jax.architectures.nn.mlp import GatedMLP
 from dspark_jax.architectures.nn.norms import RMSNorm
 from dspark_jax.architectures.nn.rotary import Angles, rotary_angles, rotate
-from dspark_jax.speculators_common.formats.draft_config import Choice
+from dspark_jax.speculators_common.formats.choice import Choice
 from dspark_jax.speculators_common.formats.rope.config import RopeConfig
 from dspark_jax.speculators_common.numerics.linear import Linear
 from dspark_jax.speculators_common.numerics.platform import Platform, default_platform

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int32
 
-from dspark_jax.architectures.drafting.proposal import Proposal, Sampler
+from dspark_jax.architectures.proposal import Proposal, Sampler
 from dspark_jax.architectures.protocols import TargetTables
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig
 from dspark_jax.speculators_common.heads.confidence_head import ConfidenceHead, confident_length

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from dspark_jax.architectures.dspark_compact.model import CompactDraft
 from dspark_jax.architectures.dspark_compact.checkpoint import parse_compact
+from dspark_jax.architectures.dspark_compact.model import CompactDraft
 from dspark_jax.architectures.dspark_compact.weights import compact_recipes
 from dspark_jax.architectures.registry import SupportedArchitecture
 from dspark_jax.speculators_common.formats.compact.format import (

@@ -19,7 +19,6 @@ from jaxtyping import Array, Bool, Float, Int32
 
 from dspark_jax.architectures.drafting.dense_rows import DraftRows, dense_context
 from dspark_jax.architectures.drafting.draft_chain import DraftChain, required_target
-from dspark_jax.architectures.drafting.proposal import Sampler
 from dspark_jax.architectures.drafting.tables import DraftTables
 from dspark_jax.architectures.dspark_compact.layer import CompactLayer
 from dspark_jax.architectures.nn.attention.block_context import BlockContext, ContextKV, DenseContext
@@ -27,6 +26,7 @@ from dspark_jax.architectures.nn.attention.kv_cache import KVCache
 from dspark_jax.architectures.nn.attention.kv_params import KVParams
 from dspark_jax.architectures.nn.attention.ragged_batch import PADDING_POSITION, RaggedBatch
 from dspark_jax.architectures.nn.norms import RMSNorm
+from dspark_jax.architectures.proposal import Sampler
 from dspark_jax.architectures.protocols import TargetTables
 from dspark_jax.speculators_common.errors import RequestError
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig

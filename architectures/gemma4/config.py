@@ -15,7 +15,7 @@ from dspark_jax.architectures.decoder.fields import (
     unknown_target_fields,
 )
 from dspark_jax.architectures.decoder.text_part import has_towers, text_fields
-from dspark_jax.speculators_common.formats.draft_config import Choice
+from dspark_jax.speculators_common.formats.choice import Choice
 from dspark_jax.speculators_common.formats.fields import Fields, only_architecture
 from dspark_jax.speculators_common.formats.rope.config import RopeConfig, RopeKind
 from dspark_jax.speculators_common.formats.rope.fields import parse_rope, usable_length

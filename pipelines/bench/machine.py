@@ -15,7 +15,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from dspark_jax.pipelines.bench.probes import seconds_of
-from dspark_jax.pipelines.checkpoints.checkpoint_data import Checkpoint
+from dspark_jax.pipelines.checkpoint_data import Checkpoint
 from dspark_jax.speculators_common.version import version
 
 

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 from dspark_jax.architectures.registry import CONFIG_FILE, implied_name, own_config_files
-from dspark_jax.pipelines.checkpoints.checkpoint_data import Checkpoint
+from dspark_jax.pipelines.checkpoint_data import Checkpoint
 from dspark_jax.pipelines.checkpoints.gguf.checkpoint import find_smollm2, open_gguf
 from dspark_jax.pipelines.checkpoints.hub import local_path
 from dspark_jax.speculators_common.errors import CheckpointError, collected_error, field_error, missing_field

@@ -23,7 +23,8 @@ from dspark_jax.pipelines.checkpoints.loading import check_against, parse_checkp
 from dspark_jax.pipelines.text.stop_tokens import stop_reason, stop_tokens
 from dspark_jax.pipelines.text.tokenizer import open_tokenizer
 from dspark_jax.pipelines.text.tokenizer_files import unread_tokenizer
-from dspark_jax.speculators_common.formats.draft_config import Choice, DraftOverrides, LayerMask
+from dspark_jax.speculators_common.formats.choice import Choice
+from dspark_jax.speculators_common.formats.draft_config import DraftOverrides, LayerMask
 from dspark_jax.speculators_common.formats.recipes import TensorSource, check_tensors
 from dspark_jax.speculators_common.formats.rope.config import RopeConfig
 from dspark_jax.speculators_common.numerics.platform import default_platform

@@ -16,7 +16,8 @@ from dspark_jax.pipelines.checkpoints.loading import LoadedDraft, LoadedTarget
 from dspark_jax.pipelines.speculative.sizes import EnginePlan
 from dspark_jax.pipelines.text.stop_tokens import stop_reason, stop_tokens
 from dspark_jax.speculators_common.errors import RequestError
-from dspark_jax.speculators_common.formats.draft_config import Choice, DraftConfig
+from dspark_jax.speculators_common.formats.choice import Choice
+from dspark_jax.speculators_common.formats.draft_config import DraftConfig
 from dspark_jax.speculators_common.formats.draft_fields import LAYOUT_FLAG, ROTARY_FLAG
 
 _TABLE_ORIGINS = {

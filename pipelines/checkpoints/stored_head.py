@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from dspark_jax.architectures.registry import SupportedArchitecture
-from dspark_jax.pipelines.checkpoints.checkpoint_data import Checkpoint
+from dspark_jax.pipelines.checkpoint_data import Checkpoint
 from dspark_jax.speculators_common.errors import CheckpointError
 from dspark_jax.speculators_common.files.safetensors_file import SafetensorsTensor
-from dspark_jax.speculators_common.formats.draft_config import Choice
+from dspark_jax.speculators_common.formats.choice import Choice
 from dspark_jax.speculators_common.formats.recipes import TensorSource
 
 _PIECE = 1 << 22  # bytes, or elements, that are compared at a time

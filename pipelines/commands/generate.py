@@ -22,7 +22,7 @@ from dspark_jax.pipelines.commands.arguments import (
     whole_number,
 )
 from dspark_jax.speculators_common.errors import RequestError
-from dspark_jax.speculators_common.formats.draft_config import Choice
+from dspark_jax.speculators_common.formats.choice import Choice
 
 if TYPE_CHECKING:
     from dspark_jax.pipelines.api import PreparedPipeline

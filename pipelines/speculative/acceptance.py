@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32, Shaped
 
-from dspark_jax.architectures.drafting.proposal import Proposal
+from dspark_jax.architectures.proposal import Proposal
 
 Argmax = Callable[[Float[Array, "T V"]], Int32[Array, "T"]]
 

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32
 
-from dspark_jax.architectures.drafting.proposal import Proposal
 from dspark_jax.architectures.nn.attention.kv_cache import KVPages
+from dspark_jax.architectures.proposal import Proposal
 
 NO_TOKEN = -1
 

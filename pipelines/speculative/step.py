@@ -19,10 +19,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32
 
-from dspark_jax.architectures.drafting.proposal import Proposal
 from dspark_jax.architectures.drafting.taps import tapped_forward
 from dspark_jax.architectures.nn.attention.kv_cache import KVCache, KVPages
 from dspark_jax.architectures.nn.attention.ragged_batch import PADDING_POSITION, RaggedBatch
+from dspark_jax.architectures.proposal import Proposal
 from dspark_jax.architectures.protocols import Draft, Target
 from dspark_jax.pipelines.speculative.acceptance import Verdict, VerifyLogits, cut_emission, decide
 from dspark_jax.pipelines.speculative.state import NO_TOKEN, PromptChunk, RoundOutput, RoundState, Rows

@@ -9,9 +9,9 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from dspark_jax.pipelines.checkpoints.gguf.header import GGUFHeader
 from dspark_jax.pipelines.text.chat_template import ChatTemplate
 from dspark_jax.speculators_common.errors import CheckpointError, field_error
+from dspark_jax.speculators_common.files.gguf_header import GGUFHeader
 
 _CONTROL, _USER_DEFINED = 3, 4  # GGUF token types
 _NAMES = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}

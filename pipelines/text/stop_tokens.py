@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from dspark_jax.pipelines.checkpoints.checkpoint_data import Checkpoint
+from dspark_jax.pipelines.checkpoint_data import Checkpoint
 from dspark_jax.pipelines.text.tokenizer import Tokenizer
 from dspark_jax.speculators_common.errors import field_error
 

@@ -10,8 +10,7 @@ from typing import Any
 
 import tokenizers
 
-from dspark_jax.pipelines.checkpoints.checkpoint_data import Checkpoint
-from dspark_jax.pipelines.checkpoints.gguf.header import GGUFHeader, read_gguf_header
+from dspark_jax.pipelines.checkpoint_data import Checkpoint
 from dspark_jax.pipelines.text.byte_fallback import has_byte_fallback, without_cut_characters
 from dspark_jax.pipelines.text.chat_template import ChatTemplate
 from dspark_jax.pipelines.text.gguf_tokenizer import read_gguf_tokenizer
@@ -19,6 +18,7 @@ from dspark_jax.pipelines.text.prompt_ends import PromptEnds
 from dspark_jax.pipelines.text.stream_decoder import StreamDecoder
 from dspark_jax.pipelines.text.tokenizer_files import read_tokenizer_files
 from dspark_jax.speculators_common.errors import RequestError
+from dspark_jax.speculators_common.files.gguf_header import GGUFHeader, read_gguf_header
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

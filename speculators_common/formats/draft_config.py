@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
+from dspark_jax.speculators_common.formats.choice import Choice
 from dspark_jax.speculators_common.formats.rope.config import RopeConfig
 
 MarkovHeadType = Literal["none", "vanilla", "gated", "rnn", "tanh_rnn"]
@@ -38,16 +39,6 @@ class SlotThresholds:
     values: tuple[float, ...]
     target: float | None = dataclasses.field(default=None, compare=False)
     samples: int | None = dataclasses.field(default=None, compare=False)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Choice:
-    """A decision that the checkpoint leaves open: what was chosen, why, and the command-line flag that overrides it."""
-
-    name: str
-    value: str
-    reason: str
-    flag: str
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

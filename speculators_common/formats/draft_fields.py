@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from dspark_jax.speculators_common.errors import field_error
-from dspark_jax.speculators_common.formats.draft_config import Choice, DraftOverrides, MarkovHeadType
+from dspark_jax.speculators_common.formats.choice import Choice
+from dspark_jax.speculators_common.formats.draft_config import DraftOverrides, MarkovHeadType
 from dspark_jax.speculators_common.formats.fields import Fields, agreed
 from dspark_jax.speculators_common.formats.quantised import refuse_quantised
 from dspark_jax.speculators_common.formats.rope.config import RopeConfig, RopeKind

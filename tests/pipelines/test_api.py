@@ -15,7 +15,7 @@ from dspark_jax.pipelines.api import Pipeline, PromptFormat, Round, StreamPiece,
 from dspark_jax.pipelines.checkpoints import loading
 from dspark_jax.pipelines.checkpoints.load_choices import choice_lines, in_bytes
 from dspark_jax.speculators_common.errors import DSparkError, PairError, RequestError
-from dspark_jax.speculators_common.formats.draft_config import Choice
+from dspark_jax.speculators_common.formats.choice import Choice
 from tests.support import text_pair, tiny_tokenizer
 from tests.support.text_pair import RecordedPair
 

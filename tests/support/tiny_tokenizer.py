@@ -9,7 +9,7 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors
 
-from dspark_jax.pipelines.checkpoints.checkpoint_data import Checkpoint
+from dspark_jax.pipelines.checkpoint_data import Checkpoint
 from dspark_jax.pipelines.text.tokenizer import Tokenizer
 
 SPECIAL = ["<s>", "<|im_start|>", "<|im_end|>"]

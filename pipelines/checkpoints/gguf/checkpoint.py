@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from dspark_jax.pipelines.checkpoints.checkpoint_data import Checkpoint
-from dspark_jax.pipelines.checkpoints.gguf.header import GGUFHeader, GGUFTensorInfo, read_gguf_header
+from dspark_jax.pipelines.checkpoint_data import Checkpoint
 from dspark_jax.pipelines.checkpoints.gguf.tensors import GGUFTensor, import_gguf
 from dspark_jax.speculators_common.errors import (
     CheckpointError,
@@ -23,6 +22,7 @@ from dspark_jax.speculators_common.errors import (
     field_error,
     missing_field,
 )
+from dspark_jax.speculators_common.files.gguf_header import GGUFHeader, GGUFTensorInfo, read_gguf_header
 from dspark_jax.speculators_common.formats.fields import Fields
 from dspark_jax.speculators_common.formats.unknown_fields import unknown_fields
 

@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dspark_jax.speculators_common.formats.choice import Choice
 from dspark_jax.speculators_common.formats.deepspec.names import QWEN3_ARCHITECTURE, QWEN3_FAMILY
-from dspark_jax.speculators_common.formats.draft_config import Choice, DraftConfig, DraftOverrides
+from dspark_jax.speculators_common.formats.draft_config import DraftConfig, DraftOverrides
 from dspark_jax.speculators_common.formats.draft_fields import (
     HARMLESS_FIELDS,
     MARKOV_HEAD_TYPES,

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from dspark_jax.speculators_common.errors import field_error, missing_field
-from dspark_jax.speculators_common.formats.draft_config import Choice
+from dspark_jax.speculators_common.formats.choice import Choice
 from dspark_jax.speculators_common.formats.fields import Fields, agreed
 from dspark_jax.speculators_common.formats.rope.config import RopeConfig, RopeKind
 from dspark_jax.speculators_common.formats.size_limits import INT32_MAX

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from dspark_jax.speculators_common.errors import field_error
-from dspark_jax.speculators_common.formats.draft_config import Choice, DraftConfig, DraftOverrides
+from dspark_jax.speculators_common.formats.choice import Choice
+from dspark_jax.speculators_common.formats.draft_config import DraftConfig, DraftOverrides
 from dspark_jax.speculators_common.formats.draft_fields import (
     HARMLESS_FIELDS,
     LAYOUT_FLAG,

@@ -13,9 +13,9 @@ import pytest
 
 from dspark_jax.pipelines.checkpoints.checkpoint import open_target
 from dspark_jax.pipelines.checkpoints.gguf.checkpoint import find_smollm2, open_gguf
-from dspark_jax.pipelines.checkpoints.gguf.header import read_gguf_header
 from dspark_jax.pipelines.checkpoints.gguf.tensors import dequantise
 from dspark_jax.speculators_common.errors import DSparkError
+from dspark_jax.speculators_common.files.gguf_header import read_gguf_header
 from tests.support.tiny_gguf import (
     HD,
     LAYERS,

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from dspark_jax.pipelines.checkpoint_data import Checkpoint
 from dspark_jax.pipelines.checkpoints.checkpoint import open_target
-from dspark_jax.pipelines.checkpoints.checkpoint_data import Checkpoint
-from dspark_jax.pipelines.checkpoints.gguf.header import GGUFHeader
 from dspark_jax.pipelines.text.stop_tokens import stop_ids
 from dspark_jax.pipelines.text.tokenizer import Tokenizer, open_tokenizer
 from dspark_jax.speculators_common.errors import CheckpointError, RequestError
+from dspark_jax.speculators_common.files.gguf_header import GGUFHeader
 from tests.support.tiny_tokenizer import (
     BOS,
     CHATML,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dspark_jax.pipelines.checkpoints.gguf.header import GGUFHeader
+from dspark_jax.speculators_common.files.gguf_header import GGUFHeader
 from dspark_jax.speculators_common.formats.recipes import TensorSource
 
 

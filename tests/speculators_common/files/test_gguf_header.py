@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from dspark_jax.pipelines.checkpoints.gguf.checkpoint import open_gguf
-from dspark_jax.pipelines.checkpoints.gguf.header import read_gguf_header
 from dspark_jax.speculators_common.errors import CheckpointError
+from dspark_jax.speculators_common.files.gguf_header import read_gguf_header
 from tests.support.tiny_gguf import HD, H, K, gguf, model_tensors, patched, refusal, tensor_entry, write_gguf
 
 
