@@ -57,13 +57,13 @@ def test_a_page_that_nobody_holds_can_be_neither_shared_nor_released() -> None:
     [page] = pool.take(1)
     pool.release([page])
     for call in (pool.share, pool.release):
-        with pytest.raises(ValueError, match="each must be held, and named once"):
+        with pytest.raises(ValueError, match="allowed pages in use, each once"):
             call([page])
 
 
 def test_a_page_cannot_be_named_twice_in_one_call() -> None:
     pool = PagePool(2)
     pages = pool.take(2)
-    with pytest.raises(ValueError, match="named once"):
+    with pytest.raises(ValueError, match="allowed pages in use, each once"):
         pool.release([pages[0], pages[0]])
     assert pool.num_free == 0
