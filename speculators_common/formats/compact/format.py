@@ -176,7 +176,7 @@ def to_compact(config: DraftConfig) -> dict[str, Any]:
     }
 
 
-def to_label(config: DraftConfig) -> dict[str, Any]:
+def to_config_json(config: DraftConfig) -> dict[str, Any]:
     """The content of the `config.json` that makes the directory discoverable."""
     return {
         "model_type": "dspark_assistant",
@@ -188,18 +188,18 @@ def to_label(config: DraftConfig) -> dict[str, Any]:
     }
 
 
-def check_label(label: Mapping[str, Any], file: Path | str, raw: Mapping[str, Any]) -> None:
+def check_config_json(label: Mapping[str, Any], file: Path | str, raw: Mapping[str, Any]) -> None:
     """Raise a `CheckpointError` where the `config.json` beside a `dspark.json` (`raw`) states another value than that
     file.
     """
     described, dims = Fields(raw, DSPARK_JSON).section("config"), Fields(raw, DSPARK_JSON).section("dims")
-    places = {
+    locations = {
         "hidden_size": ("config.dDraft", described.raw.get("dDraft")),
         "vocab_size": ("dims.vocabSize", dims.raw.get("vocabSize")),
         "target_hidden_size": ("dims.hiddenSize", dims.raw.get("hiddenSize")),
         "target_id": ("target_id", raw.get("target_id")),
     }
-    for name, (path, value) in places.items():
+    for name, (path, value) in locations.items():
         if label.get(name) is not None and value is not None and label[name] != value:
             raise field_error(file, name, label[name], f"{value!r}, the {path} of {DSPARK_JSON} beside it")
 

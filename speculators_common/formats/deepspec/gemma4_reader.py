@@ -61,7 +61,7 @@ def from_deepspec_gemma4(
         overrides=overrides,
         head_dim_name="global_head_dim",
         kinds=("default", "proportional"),
-        is_drafts_share=True,
+        is_trained_factor=True,
     )
     softcap = network.number("final_logit_softcapping", above=0, default=None)
     return dataclasses.replace(

@@ -8,7 +8,7 @@ from typing import Any
 from dspark_jax.speculators_common.formats.deepspec.names import GEMMA4_ARCHITECTURE
 from dspark_jax.speculators_common.formats.deepspec.writer import block_faults, block_fields
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig
-from dspark_jax.speculators_common.formats.draft_writer import Fault, common_faults, refuse_inexpressible
+from dspark_jax.speculators_common.formats.draft_writer import Fault, common_faults, refuse_unwritable
 from dspark_jax.speculators_common.formats.layer_masks import FULL
 from dspark_jax.speculators_common.formats.rope.writer import rope_parameters
 
@@ -20,7 +20,7 @@ def to_deepspec_gemma4(config: DraftConfig, *, dtype: str | None = None) -> dict
     format has no words for. Head sizes and counts of sliding layers, which a draft does not have, are written as those
     of its full layers.
     """
-    refuse_inexpressible(config, "DeepSpec Gemma4", _faults(config))
+    refuse_unwritable(config, "DeepSpec Gemma4", _faults(config))
     fields = {
         "architectures": [GEMMA4_ARCHITECTURE],
         "model_type": "gemma4_text",

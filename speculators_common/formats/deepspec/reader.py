@@ -65,7 +65,7 @@ def from_deepspec(raw: Mapping[str, Any], file: Path | str, overrides: DraftOver
 def deepspec_fields(
     raw: Mapping[str, Any], file: Path | str, architecture: str, *, activation_name: str, activation: str
 ) -> DeepSpecFields:
-    """The places of a config of this `architecture`; refuses what no draft of the format can have."""
+    """The locations of a config of this `architecture`; refuses what no draft of the format can have."""
     top = Fields(raw, file)
     only_architecture(top, names=(architecture,))
     refuse_speculators(top, architecture)
@@ -104,7 +104,7 @@ def deepspec_config(
         sample_from_anchor=sample_from_anchor,
         mask_token_id=read_mask_token(block, geometry["vocab_size"]),
         **_heads(block),
-        layers=read_layer_masks(block, fields.network, geometry["num_hidden_layers"], kinds=(FULL,)),
+        layers=read_layer_masks(block, fields.network, geometry["num_hidden_layers"], layer_types=(FULL,)),
         rope=rope,
         architecture=fields.architecture,
         family=family,

@@ -8,7 +8,7 @@ from typing import Any
 
 from dspark_jax.speculators_common.formats.deepspec.names import QWEN3_ARCHITECTURE
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig
-from dspark_jax.speculators_common.formats.draft_writer import Fault, qwen3_faults, qwen3_network, refuse_inexpressible
+from dspark_jax.speculators_common.formats.draft_writer import Fault, qwen3_faults, qwen3_network, refuse_unwritable
 from dspark_jax.speculators_common.formats.layer_masks import FULL
 
 # Anchors sampled per training sequence, as in the released configs. Drafting does not use it, but the reference does
@@ -24,7 +24,7 @@ def to_deepspec(config: DraftConfig, *, dtype: str | None = None) -> dict[str, A
     target of another width, scaled or capped logits, a partial rotation, and a target of unknown depth.
     """
     faults = qwen3_faults(config)
-    refuse_inexpressible(config, "DeepSpec", faults if config.style != "qwen3" else faults + block_faults(config))
+    refuse_unwritable(config, "DeepSpec", faults if config.style != "qwen3" else faults + block_faults(config))
     fields = {
         "architectures": [QWEN3_ARCHITECTURE],
         **qwen3_network(config),
@@ -55,7 +55,7 @@ def block_fields(config: DraftConfig) -> dict[str, Any]:
 
 
 def block_faults(config: DraftConfig) -> list[Fault]:
-    """What neither network of the format can say about the block and its place beside the target."""
+    """What neither network of the format can say about the block and its location beside the target."""
     faults: list[Fault] = []
     if not config.sample_from_anchor:
         faults.append(("sample_from_anchor", False, "true: drafts of the format are anchor-first"))

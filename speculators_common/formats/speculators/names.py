@@ -13,13 +13,13 @@ ARCHITECTURES: Mapping[str, tuple[str, ...]] = {
     "dflash": ("DFlashDraftModel", "DFlashSpeculator"),
 }
 FAMILIES: Mapping[str, str] = {"dspark": "speculators_dspark", "dflash": "speculators_dflash"}
-MARKS = ("speculators_config", "aux_hidden_state_layer_ids")  # beside the type, in no draft of another library
-DRAFT_FIELDS = (TYPE_FIELD, *MARKS, "dspark_config", "dflash_config", "mask_token_id", "markov_rank")
+LIBRARY_FIELDS = ("speculators_config", "aux_hidden_state_layer_ids")  # beside the type, in no draft of another library
+DRAFT_FIELDS = (TYPE_FIELD, *LIBRARY_FIELDS, "dspark_config", "dflash_config", "mask_token_id", "markov_rank")
 
 
-def states_marks(fields: Fields) -> bool:
+def states_library_fields(fields: Fields) -> bool:
     """Whether a config states fields of the library, whether or not it states its type."""
-    return any(place.has(name) for place in (fields, fields.section("dflash_config")) for name in MARKS)
+    return any(location.has(name) for location in (fields, fields.section("dflash_config")) for name in LIBRARY_FIELDS)
 
 
 def refuse_speculators(fields: Fields, architecture: str) -> None:

@@ -14,11 +14,11 @@ from dspark_jax.speculators_common.errors import field_error
 from dspark_jax.speculators_common.formats.choice import Choice
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig, DraftOverrides
 from dspark_jax.speculators_common.formats.draft_fields import (
+    DEFAULT_THETA,
     HARMLESS_FIELDS,
     LAYOUT_FLAG,
     NEUTRAL_FIELDS,
     NO_HEADS,
-    THETA,
     Heads,
     check_block_size,
     read_geometry,
@@ -57,7 +57,7 @@ def from_speculators(raw: Mapping[str, Any], file: Path | str, overrides: DraftO
         head_dim=geometry["head_dim"],
         layer_types=(SLIDING, FULL),
         overrides=overrides,
-        default_theta=THETA,
+        default_theta=DEFAULT_THETA,
     )
     num_target_layers = top.integer("num_target_layers", minimum=1, default=None)
     verifier = library.section("verifier")

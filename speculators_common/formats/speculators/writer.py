@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig
-from dspark_jax.speculators_common.formats.draft_writer import Fault, qwen3_faults, qwen3_network, refuse_inexpressible
+from dspark_jax.speculators_common.formats.draft_writer import Fault, qwen3_faults, qwen3_network, refuse_unwritable
 from dspark_jax.speculators_common.formats.layer_masks import FULL, SLIDING
 from dspark_jax.speculators_common.formats.speculators.names import ARCHITECTURES, TYPE_FIELD
 
@@ -20,7 +20,7 @@ def to_speculators(config: DraftConfig, *, dtype: str | None = None) -> dict[str
     layers than Qwen3's, windows counted from the query, different windows, causality that no switch gives, scaled or
     capped logits, a partial rotation.
     """
-    refuse_inexpressible(config, "speculators", _faults(config))
+    refuse_unwritable(config, "speculators", _faults(config))
     has_heads = config.markov_rank > 0 or config.enable_confidence_head
     is_dflash = config.architecture in ARCHITECTURES["dflash"] and not has_heads
     kind = "dflash" if is_dflash else "dspark"

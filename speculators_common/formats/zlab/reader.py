@@ -10,10 +10,10 @@ from typing import Any
 
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig, DraftOverrides
 from dspark_jax.speculators_common.formats.draft_fields import (
+    DEFAULT_THETA,
     HARMLESS_FIELDS,
     NEUTRAL_FIELDS,
     NO_HEADS,
-    THETA,
     read_fixed_layout,
     read_geometry,
     read_mask_token,
@@ -51,7 +51,7 @@ def from_zlab(raw: Mapping[str, Any], file: Path | str, overrides: DraftOverride
         head_dim=geometry["head_dim"],
         layer_types=(SLIDING, FULL),
         overrides=overrides,
-        default_theta=THETA,
+        default_theta=DEFAULT_THETA,
     )
     num_target_layers = top.integer("num_target_layers", minimum=1, default=None)
     layers = read_layer_masks(block, network, geometry["num_hidden_layers"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig
-from dspark_jax.speculators_common.formats.draft_writer import Fault, qwen3_faults, qwen3_network, refuse_inexpressible
+from dspark_jax.speculators_common.formats.draft_writer import Fault, qwen3_faults, qwen3_network, refuse_unwritable
 from dspark_jax.speculators_common.formats.layer_masks import FULL, SLIDING
 from dspark_jax.speculators_common.formats.zlab.names import ARCHITECTURE
 
@@ -20,7 +20,7 @@ def to_zlab(config: DraftConfig, *, dtype: str | None = None) -> dict[str, Any]:
     draft's own, a target of another width, different windows or ones counted from the anchor, and causality that
     differs among layers of one kind.
     """
-    refuse_inexpressible(config, "z-lab DFlash", _faults(config))
+    refuse_unwritable(config, "z-lab DFlash", _faults(config))
     windows = [layer.window for layer in config.layers]
     window = next((width for width in windows if width is not None), None)
     block: dict[str, Any] = {

@@ -16,13 +16,13 @@ from dspark_jax.speculators_common.errors import CheckpointError, PairError
 from dspark_jax.speculators_common.formats.compact.format import (
     CompactDims,
     CompactSettings,
-    check_label,
+    check_config_json,
     check_target_id,
     compact_config,
     from_compact,
     tensor_shapes,
     to_compact,
-    to_label,
+    to_config_json,
 )
 from dspark_jax.speculators_common.formats.draft_config import (
     FINAL,
@@ -119,7 +119,7 @@ def test_what_is_written_is_what_was_read(variant):
     raw["config"].setdefault("seqHead", "markov")
     assert to_compact(parsed(raw)) == raw
     assert to_compact(parsed(raw).for_target(6)) == raw
-    assert to_label(parsed(raw)) == stored(variant, "config.json")
+    assert to_config_json(parsed(raw)) == stored(variant, "config.json")
 
 
 def test_defaults_are_those_of_the_format():
@@ -259,11 +259,11 @@ def test_nothing_can_be_stated_by_the_user_instead():
 )
 def test_a_label_that_contradicts_the_description_is_refused(name, value, path):
     label = stored("markov_sts", "config.json")
-    check_label(label, "draft/config.json", stored())
+    check_config_json(label, "draft/config.json", stored())
     with pytest.raises(
         CheckpointError, match=rf"draft/config.json: {name}: found {value!r}, allowed .*, the {path} of dspark.json"
     ):
-        check_label(label | {name: value}, "draft/config.json", stored())
+        check_config_json(label | {name: value}, "draft/config.json", stored())
 
 
 @st.composite
