@@ -38,7 +38,8 @@ class SlotThresholds:
     """
 
     values: tuple[float, ...]  # probabilities, one per slot
-    # How the thresholds were calibrated: the acceptance rate aimed at, and the number of blocks that were measured.
+    # How the thresholds were fitted: the precision to reach (the share of drafts above the threshold that the target
+    # accepts), and the number of samples. None: not stated.
     target: float | None = dataclasses.field(default=None, compare=False)
     samples: int | None = dataclasses.field(default=None, compare=False)
 
@@ -80,7 +81,7 @@ class DraftConfig:
     enable_confidence_head: bool
     confidence_head_with_markov: bool
     layers: tuple[LayerMask, ...]
-    window_origin: WindowOrigin = "anchor"
+    window_origin: WindowOrigin = "anchor"  # the position from which windows are counted backwards
     rope: RopeConfig  # with rotary_dim 0 there is no rotation, and the context K/V do not depend on positions
     max_position_embeddings: int | None  # in tokens; None: no limit
     style: DraftStyle = "qwen3"  # the network of a layer
@@ -95,7 +96,7 @@ class DraftConfig:
     family: str = dataclasses.field(compare=False)
     source: str = dataclasses.field(default="", compare=False)  # path of the config file, for messages
     num_target_layers: int | None = dataclasses.field(default=None, compare=False)
-    # Drafts per round that the file recommends.
+    # k: the number of drafts per round that the file recommends. None: not stated.
     stated_drafts: int | None = dataclasses.field(default=None, compare=False)
     target_name: str | None = dataclasses.field(default=None, compare=False)
     target_architectures: tuple[str, ...] = dataclasses.field(default=(), compare=False)

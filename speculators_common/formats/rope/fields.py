@@ -23,7 +23,7 @@ COMMON_KINDS: tuple[RopeKind, ...] = ("default", "linear", "llama3", "yarn")
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 # Fields that only a scaled rotation has. With one of them, the kind must be stated.
 _SCALING_FIELDS = ("factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor")
-# Fields that state which elements of a head form a pair -> the supported value: element i of the first half with element
+# Fields that state which elements of a head form a pair -> the supported value: element i of the first half and element
 # i of the second half. The other value pairs neighbouring elements.
 _PAIRING_FIELDS = {"rope_is_neox_style": True, "rope_interleave": False, "rope_interleaved": False}
 
