@@ -22,8 +22,8 @@ FINAL: Literal["final"] = "final"  # the tap after the target's final norm
 class LayerMask:
     """What the block slots of one draft layer may see.
 
-    `window`: the number of context positions that are visible, `None` = all. `causal`: slot k sees the block slots
-    `<= k` only; otherwise the block is bidirectional.
+    `window` is the number of visible context positions; `None` means all. With `causal`, slot k sees the block slots
+    `<= k` only; otherwise every slot sees every slot.
     """
 
     window: int | None = None

@@ -148,8 +148,8 @@ def read_taps(
 
     `shift` is what must be added to an id of the format to get the tap. `convention` describes the ids of the format in
     messages. Without `num_target_layers` the largest tap is checked later, by `pair_checks`. The output of the target's
-    last layer is refused, because the formats do not define whether it is taken before or after the final norm.
-    Raises `CheckpointError` unless the ids are in range and strictly increasing.
+    last layer is refused, because the formats do not define whether it is taken before or after the final norm. Raises
+    `CheckpointError` unless the ids are in range and strictly increasing.
     """
     ids = fields.int_list(name)
     taps = tuple(x + shift for x in ids)
@@ -229,8 +229,8 @@ def read_rope(
     `head_dim_name`, `layer_types`, `kinds` and `default_theta` are those of `parse_rope`. `is_trained_factor` states
     that `partial_rotary_factor` in this format is the factor that the draft was trained with. In the other formats it
     is copied from the target's config and ignored, because their training code rotates all elements of a head.
-    `overrides` replaces the factor. A factor other than the stated one is a choice, and so is `default_theta`.
-    Raises `CheckpointError`.
+    `overrides` replaces the factor. A factor other than the stated one is a choice, and so is `default_theta`. Raises
+    `CheckpointError`.
     """
     stated = stated_partial_rotary_factor(fields, layer_types)
     factor = stated if is_trained_factor else 1.0

@@ -97,4 +97,5 @@ def _swa_window(joined: Fields) -> int:
 
 
 def _first(fields: Fields, name: str) -> object:
+    """The first stated value of `name`."""
     return next(location.raw[name] for location in fields.locations if location.raw.get(name) is not None)

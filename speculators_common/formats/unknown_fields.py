@@ -1,8 +1,8 @@
-"""Fields of a config that were not read. Harmless ones are listed; those that change the network are refused.
+"""Fields of a config that were not read: they are listed, or refused if they change the network.
 
-A misspelt or new field may be harmless. A field whose name mentions a window, causality, the rotation, a scale, a bias
-or a norm is not, except at a value that changes nothing. Its writer uses another network than the one that would be
-built here.
+A misspelt or new field may have no effect, so it is only listed. A field whose name mentions a window, causality, the
+rotation, a scale, a bias or a norm is refused, except at a value that changes nothing: its writer used another network
+than the one that would be built here.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ def _taps(block: Fields, num_target_layers: int) -> tuple[int, ...]:
 
 
 def _heads(block: Fields) -> Heads:
-    """Read both heads. A file without a Markov head states no type, one without a confidence head no Markov input."""
+    """Read both heads. `markov_head_type` and `confidence_head_with_markov` are mandatory if the draft has the head."""
     rank = block.integer("markov_rank")
     enabled = block.boolean("enable_confidence_head")
     block.ignore("confidence_head_with_markov")

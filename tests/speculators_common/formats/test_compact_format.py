@@ -52,13 +52,13 @@ def changed(**changes: Any) -> dict[str, Any]:
     raw = copy.deepcopy(stored())
     for path, value in changes.items():
         *parents, name = path.split("__")
-        place = raw
+        location = raw
         for parent in parents:
-            place = place[parent]
+            location = location[parent]
         if value is ...:
-            place.pop(name, None)
+            location.pop(name, None)
         else:
-            place[name] = value
+            location[name] = value
     return raw
 
 

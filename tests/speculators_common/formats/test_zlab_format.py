@@ -50,11 +50,11 @@ def changed(**changes: Any) -> dict[str, Any]:
     raw: dict[str, Any] = copy.deepcopy(WRITTEN)
     for path, value in changes.items():
         *parents, name = path.split("__")
-        place = raw[parents[0]] if parents else raw
+        location = raw[parents[0]] if parents else raw
         if value is ...:
-            place.pop(name, None)
+            location.pop(name, None)
         else:
-            place[name] = value
+            location[name] = value
     return raw
 
 
