@@ -12,7 +12,7 @@ MAX_SIZE = 2**24  # width of a hidden state, a head or a feed-forward layer, num
 MAX_LAYERS = 1024
 MAX_EXPERTS = 2**16
 MAX_BLOCK_SIZE = 256  # every slot of a block is unrolled when a program is traced
-# The largest and the smallest positive normal float32. In a compiled program, larger numbers become infinite and smaller
-# ones become zero.
+# The largest and the smallest positive normal float32. In a compiled program, larger numbers become infinite and
+# smaller ones become zero.
 FLOAT32_MAX = 3.4028234663852886e38
 FLOAT32_TINY = 1.1754943508222875e-38

@@ -1,4 +1,4 @@
-"""`dspark.json`: read to a record, written back to the same one, and refused by field."""
+"""`dspark.json` is read and written back with the same content; wrong values are refused with the name of the field."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ def changed(**changes: Any) -> dict[str, Any]:
     raw = copy.deepcopy(stored())
     for path, value in changes.items():
         *parents, name = path.split("__")
-        location = raw
+        section = raw
         for parent in parents:
-            location = location[parent]
+            section = section[parent]
         if value is ...:
-            location.pop(name, None)
+            section.pop(name, None)
         else:
-            location[name] = value
+            section[name] = value
     return raw
 
 
@@ -258,17 +258,17 @@ def test_nothing_can_be_stated_by_the_user_instead():
     ],
 )
 def test_a_label_that_contradicts_the_description_is_refused(name, value, path):
-    label = stored("markov_sts", "config.json")
-    check_config_json(label, "draft/config.json", stored())
+    config_json = stored("markov_sts", "config.json")
+    check_config_json(config_json, "draft/config.json", stored())
     with pytest.raises(
         CheckpointError, match=rf"draft/config.json: {name}: found {value!r}, allowed .*, the {path} of dspark.json"
     ):
-        check_config_json(label | {name: value}, "draft/config.json", stored())
+        check_config_json(config_json | {name: value}, "draft/config.json", stored())
 
 
 @st.composite
 def _sizes(draw: st.DrawFn) -> tuple[dict[str, Any], list[float] | None, dict[str, Any]]:
-    """Settings, thresholds and dims as plain values."""
+    """Keyword arguments of `CompactSettings`, the thresholds, and keyword arguments of `CompactDims`."""
     heads, block, depth = draw(st.integers(1, 4)), draw(st.integers(1, 6)), draw(st.integers(1, 9))
     chosen = {
         "block_size": block,

@@ -1,5 +1,6 @@
-"""DeepSpec configs become the same `DraftConfig` as their speculators twins; the format has no defaults for its own
-fields.
+"""DeepSpec configs give the same `DraftConfig` as the speculators configs of the same drafts.
+
+Unlike there, the fields of the block have no defaults.
 """
 
 from __future__ import annotations
@@ -108,8 +109,9 @@ GEOMETRY = (
 
 
 def speculators_twin(raw: dict[str, Any]) -> dict[str, Any]:
-    """The same weights described in the speculators format: ids one larger, geometry nested, layout and vocabulary
-    stated.
+    """The config of the same draft in the speculators format.
+
+    Tap ids are one larger, the sizes are nested, and layout and draft vocabulary are stated.
     """
     heads = (
         "markov_rank",

@@ -1,6 +1,4 @@
-"""Typed reading of raw configs: every wrong value is one error with file, dotted path, value found and values
-allowed.
-"""
+"""Typed reading of configs: the error of a wrong value names file, dotted path, value found and values allowed."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Windows and causality of a draft's layers, in every way in which writers state them; what they state is never
-without influence.
-"""
+"""Every field by which writers state the windows and the causality of draft layers is read or refused."""
 
 from __future__ import annotations
 

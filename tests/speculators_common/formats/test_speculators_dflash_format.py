@@ -16,7 +16,7 @@ STORED = Path(__file__).parents[2] / "data" / "C_speculators" / "pruned_anchor_f
 
 
 def drafts(count: int | None) -> dict[str, Any]:
-    """The library's section with this `speculative_tokens`."""
+    """A `speculators_config` that states this number of `speculative_tokens`."""
     method = {"proposal_type": "greedy"} | ({} if count is None else {"speculative_tokens": count})
     return {"algorithm": "dflash", "proposal_methods": [method]}
 

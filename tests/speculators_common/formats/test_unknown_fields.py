@@ -1,5 +1,6 @@
-"""A field that nobody reads is listed, unless its name says that it changes the network: then it is refused, at every
-depth and in every family.
+"""A field that is not read is listed, or refused if its name says that it changes the network.
+
+This holds at every depth of the config and for every family.
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ def config_of(folder: str) -> tuple[dict[str, Any], Any]:
 
 
 def placed(raw: dict[str, Any], location: str, fields: dict[str, Any]) -> dict[str, Any]:
+    """A copy of `raw` with `fields` added to the object at the dotted path `location`."""
     raw = copy.deepcopy(raw)
     inner = raw
     for name in location.split(".") if location else ():
@@ -77,7 +79,7 @@ def test_a_field_that_speaks_of_the_network_is_refused_by_name_at_every_depth(fa
     raw, entry = config_of(FAMILIES[family][0])
     for name, value in SPEAKING.items():
         stated = [({name: value}, name)]
-        if not location.endswith("rope_parameters"):  # there an object is the rotation of a layer kind
+        if not location.endswith("rope_parameters"):  # in these, an object holds the rotation of a layer type
             stated.append(({"extras": {"deep": [{name: value}]}}, f"extras.deep[0].{name}"))
         for fields, field in stated:
             with pytest.raises(CheckpointError) as caught:

@@ -1,4 +1,4 @@
-"""z-lab DFlash configs: fill-in, values in `dflash_config` or beside it, no guessed taps and masks."""
+"""z-lab DFlash configs: fill-in, fields in `dflash_config` or at the top level, taps and mask token without default."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def changed(**changes: Any) -> dict[str, Any]:
     raw: dict[str, Any] = copy.deepcopy(WRITTEN)
     for path, value in changes.items():
         *parents, name = path.split("__")
-        location = raw[parents[0]] if parents else raw
+        section = raw[parents[0]] if parents else raw
         if value is ...:
-            location.pop(name, None)
+            section.pop(name, None)
         else:
-            location[name] = value
+            section[name] = value
     return raw
 
 

@@ -1,6 +1,4 @@
-"""z-lab configs are written as they were read, every window and causality included; what the format has no words for
-is refused.
-"""
+"""The z-lab writer is the inverse of the reader, for every window and causality, and refuses all other drafts."""
 
 from __future__ import annotations
 
