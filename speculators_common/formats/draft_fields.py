@@ -313,7 +313,7 @@ def refuse_unsupported(fields: Fields, *, supported: str = "silu") -> None:
     if activation is not None and fields.string(activation) != supported:
         raise fields.error(activation, fields.string(activation), supported)
     refuse_quantised(fields.raw, fields.file)
-    dtypes = [(fields.label(name), fields.string(name)) for name in ("dtype", "torch_dtype") if fields.has(name)]
+    dtypes = [(fields.dotted_path(name), fields.string(name)) for name in ("dtype", "torch_dtype") if fields.has(name)]
     fields.ignore("dtype", "torch_dtype")
     if dtypes:
         agreed(fields.file, dtypes)

@@ -83,7 +83,7 @@ class Fields:
     def sections(self, name: str) -> tuple[Fields, ...]:
         """The JSON objects of the list `name`, with prefixes `name[0]`, `name[1]`, ...; empty if it is not stated."""
         items = self._read(name, _is_list_of(lambda item: isinstance(item, Mapping)), "a list of JSON objects", ())
-        path = self.label(name)
+        path = self.dotted_path(name)
         return tuple(
             dataclasses.replace(self, raw=item, prefix=f"{path}[{i}]", others=()) for i, item in enumerate(items)
         )
@@ -92,14 +92,14 @@ class Fields:
         """Whether any location states `name`, null excluded."""
         return any(location.raw.get(name) is not None for location in self.locations)
 
-    def label(self, name: str) -> str:
+    def dotted_path(self, name: str) -> str:
         """The dotted path where `name` is stated. If it is stated nowhere, all paths where it could be."""
         stated = [location._path(name) for location in self.locations if location.raw.get(name) is not None]
         return stated[0] if stated else " or ".join(location._path(name) for location in self.locations)
 
     def error(self, name: str, found: object, allowed: object) -> CheckpointError:
         """The error for a value of `name` that was read but cannot be used; the caller raises it."""
-        return field_error(self.file, self.label(name), found, allowed)
+        return field_error(self.file, self.dotted_path(name), found, allowed)
 
     def missing(self, name: str, allowed: object) -> CheckpointError:
         """The error for a mandatory field that is not stated; the caller raises it."""
@@ -107,7 +107,7 @@ class Fields:
         return (
             field_error(self.file, nulls[0], None, allowed)
             if nulls
-            else missing_field(self.file, self.label(name), allowed)
+            else missing_field(self.file, self.dotted_path(name), allowed)
         )
 
     def ignore(self, *names: str) -> None:

@@ -64,7 +64,7 @@ def _layer_types(network: Fields, num_layers: int, allowed: Sequence[str]) -> tu
 
 
 def _causal(joined: Fields) -> bool | None:
-    stated = [(joined.label(name), joined.boolean(name, default=None)) for name in ("causal", "is_causal")]
+    stated = [(joined.dotted_path(name), joined.boolean(name, default=None)) for name in ("causal", "is_causal")]
     stated = [(path, value) for path, value in stated if value is not None]
     return agreed(joined.file, stated) if stated else None
 
@@ -84,7 +84,7 @@ def _window(joined: Fields, types: Sequence[str]) -> int | None:
     names = [name for name in ("sliding_window", "swa_window_size") if joined.has(name)]
     if not names:
         raise joined.missing("sliding_window", f"an integer >= 1, as layer_types {list(types)} has sliding layers")
-    return agreed(joined.file, [(joined.label(name), joined.integer(name, minimum=1)) for name in names])
+    return agreed(joined.file, [(joined.dotted_path(name), joined.integer(name, minimum=1)) for name in names])
 
 
 def _swa_window(joined: Fields) -> int:

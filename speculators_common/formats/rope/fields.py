@@ -184,7 +184,7 @@ def _layer_type_entry(section: Fields, layer_types: Sequence[str]) -> Fields:
 
 def _kind(section: Fields, kinds: Collection[RopeKind]) -> RopeKind:
     """The RoPE kind, one of `kinds`; `default` if the file states no kind and no scaling."""
-    stated = [(section.label(name), section.string(name)) for name in ("rope_type", "type") if section.has(name)]
+    stated = [(section.dotted_path(name), section.string(name)) for name in ("rope_type", "type") if section.has(name)]
     scaled = next((name for name in _SCALING_FIELDS if section.has(name)), None)
     if not stated and scaled is not None:
         raise section.missing("rope_type", f"{', '.join(kinds)}, as {scaled} is stated")
@@ -192,7 +192,7 @@ def _kind(section: Fields, kinds: Collection[RopeKind]) -> RopeKind:
     for kind in kinds:
         if name == kind:
             return kind
-    where = stated[0][0] if stated else section.label("rope_type")
+    where = stated[0][0] if stated else section.dotted_path("rope_type")
     raise field_error(section.file, where, name, f"{', '.join(kinds)} as RoPE type")
 
 

@@ -173,7 +173,7 @@ def _declared_drafts(library: Fields, block_size: int) -> list[tuple[str, int]]:
     library.ignore("default_proposal_method")
     methods = library.sections("proposal_methods")
     declared = [
-        (method.label("speculative_tokens"), method.integer("speculative_tokens", minimum=1))
+        (method.dotted_path("speculative_tokens"), method.integer("speculative_tokens", minimum=1))
         for method in methods
         if method.has("speculative_tokens")
     ]

@@ -48,7 +48,7 @@ def stored(variant: str = "markov_sts", file: str = "dspark.json") -> dict[str, 
 
 
 def changed(**changes: Any) -> dict[str, Any]:
-    """The description of a small draft with fields set, `__` for the dot; `...` removes one."""
+    """The `dspark.json` of a small draft, with `changes`: `a__b` is the field a.b, the value `...` removes it."""
     raw = copy.deepcopy(stored())
     for path, value in changes.items():
         *parents, name = path.split("__")

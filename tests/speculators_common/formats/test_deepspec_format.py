@@ -26,7 +26,7 @@ def stored(variant: str = "vanilla") -> dict[str, Any]:
 
 
 def changed(**changes: Any) -> dict[str, Any]:
-    """The config of a small draft (W 5, V 199, target of 6 layers) with fields set; `...` removes one."""
+    """The config of a small draft (W 5, V 199, target of 6 layers) with `changes`; the value `...` removes a field."""
     return {name: value for name, value in (stored() | changes).items() if value is not ...}
 
 

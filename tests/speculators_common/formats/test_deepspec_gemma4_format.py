@@ -23,8 +23,9 @@ def stored(variant: str = "keqv_softcap_vanilla") -> dict[str, Any]:
 
 
 def changed(**changes: Any) -> dict[str, Any]:
-    """The config of a small draft (W 5, V 199, target of 6 layers, values equal keys) with fields set; `...` removes
-    one.
+    """The config of a small draft (W 5, V 199, target of 6 layers, values equal keys), with `changes`.
+
+    A change replaces a field; the value `...` removes it.
     """
     return {name: value for name, value in (stored() | changes).items() if value is not ...}
 

@@ -22,7 +22,7 @@ def drafts(count: int | None) -> dict[str, Any]:
 
 
 def dflash(**changes: Any) -> dict[str, Any]:
-    """The config of a small pruned draft (W 5, V 199, Vd 61) without heads, with fields set; `...` removes one."""
+    """The config of a small pruned draft (W 5, V 199, Vd 61) without heads, with `changes`; `...` removes a field."""
     heads = (
         "markov_rank",
         "markov_head_type",

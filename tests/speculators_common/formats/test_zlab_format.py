@@ -46,7 +46,7 @@ FULL = LayerMask(window=None, causal=False)
 
 
 def changed(**changes: Any) -> dict[str, Any]:
-    """The config of a small draft with fields set, `__` for the dot; `...` removes one."""
+    """The config of a small draft, with `changes`: `a__b` is the field a.b, the value `...` removes it."""
     raw: dict[str, Any] = copy.deepcopy(WRITTEN)
     for path, value in changes.items():
         *parents, name = path.split("__")
