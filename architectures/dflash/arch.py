@@ -28,8 +28,8 @@ def _parse(raw: Mapping[str, Any], file: Path | str, overrides: DraftOverrides |
     fields = Fields(raw, file)
     if raw.get("architectures") != [zlab.ARCHITECTURE] or fields.has(speculators.TYPE_FIELD):
         return from_speculators(raw, file, overrides)
-    if speculators.states_marks(fields):
-        allowed = f"dflash, as {' or '.join(speculators.MARKS)} is stated, or neither of them in a z-lab draft"
+    if speculators.states_library_fields(fields):
+        allowed = f"dflash, as {' or '.join(speculators.LIBRARY_FIELDS)} is stated, or neither of them in a z-lab draft"
         raise fields.missing(speculators.TYPE_FIELD, allowed)
     return from_zlab(raw, file, overrides)
 

@@ -13,14 +13,14 @@ from dspark_jax.speculators_common.formats.compact.format import (
     DSPARK_JSON,
     FAMILY,
     to_compact,
-    to_label,
+    to_config_json,
 )
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig
 
 
 def _write(config: DraftConfig, *, dtype: str | None = None) -> dict[str, dict[str, Any]]:
     """Both files; the format states no dtype, its tensors are float32."""
-    return {"config.json": to_label(config), DSPARK_JSON: to_compact(config)}
+    return {"config.json": to_config_json(config), DSPARK_JSON: to_compact(config)}
 
 
 ARCHITECTURES = (

@@ -21,7 +21,7 @@ from dspark_jax.speculators_common.files.safetensors_file import open_safetensor
 from dspark_jax.speculators_common.formats.compact.format import (
     DSPARK_JSON,
     CompactDims,
-    check_label,
+    check_config_json,
     check_target_id,
     from_compact,
 )
@@ -46,7 +46,7 @@ def parse_compact(raw: Mapping[str, Any], file: Path | str, overrides: DraftOver
     """
     label = Path(file).with_name(_LABEL)
     if label != Path(file) and label.is_file():
-        check_label(read_json_object(label), label, raw)
+        check_config_json(read_json_object(label), label, raw)
     return from_compact(raw, file, overrides)
 
 

@@ -1,4 +1,4 @@
-"""A decision that reading a checkpoint took."""
+"""A value that a reader chose because the checkpoint does not decide it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Choice:
-    """A decision that the checkpoint leaves open: what was chosen, why, and the command-line flag that overrides it."""
+    """One value that the checkpoint does not decide, or that the user replaced.
+
+    `dspark info` prints every choice. `flag` is the command-line flag that overrides it; empty if there is none.
+    """
 
     name: str
     value: str

@@ -1,28 +1,33 @@
-"""The formats that drafts of Qwen3 layers are converted to: the two that have words for each other's drafts."""
+"""The draft formats that `dspark convert` writes. Both describe drafts with Qwen3 layers."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from collections.abc import Collection, Mapping
+from typing import Any, Protocol
 
 from dspark_jax.speculators_common.formats.deepspec import names as deepspec
 from dspark_jax.speculators_common.formats.deepspec.writer import to_deepspec
+from dspark_jax.speculators_common.formats.draft_config import DraftConfig
 from dspark_jax.speculators_common.formats.speculators import names as speculators
 from dspark_jax.speculators_common.formats.speculators.writer import to_speculators
 
 
+class ConfigWriter(Protocol):
+    """Turns a `DraftConfig` into the fields of a `config.json`. `dtype` is the name of the stored tensors' type."""
+
+    def __call__(self, config: DraftConfig, *, dtype: str | None = None) -> dict[str, Any]: ...
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DraftFormat:
-    """A format that can be written. `families` are the drafts that are in it already; `target_name_field` is where it
-    names the target, `None` if it has no room for that.
-    """
+    """A draft format that can be written."""
 
-    title: str
-    families: Collection[str]
-    write: Callable[..., dict[str, Any]]
-    always_stores_tables: bool
-    target_name_field: str | None
+    title: str  # name of the format in messages
+    families: Collection[str]  # draft families whose checkpoints are in this format
+    write: ConfigWriter
+    always_stores_tables: bool  # whether every checkpoint holds its own embedding and head
+    target_name_field: str | None  # dotted path of the field that names the target; None: the format has no such field
 
 
 FORMATS: Mapping[str, DraftFormat] = {

@@ -1,5 +1,7 @@
-"""Whether a `DraftConfig` describes a network that can be built, whoever made it: a parsed file, or a program that
-fills in the record itself.
+"""Checks that a `DraftConfig` describes a network that can be built.
+
+A parsed file has passed the checks of its reader. A program can also fill in a `DraftConfig` by itself, so the model
+constructors check it here.
 """
 
 from __future__ import annotations
@@ -12,12 +14,13 @@ from dspark_jax.speculators_common.formats.draft_config import DraftConfig, Draf
 from dspark_jax.speculators_common.formats.size_limits import INT32_MAX, MAX_BLOCK_SIZE, MAX_LAYERS, MAX_SIZE
 
 _HEAD_TYPES = ("none", "vanilla", "gated", "rnn")
-Rule = tuple[str, object, bool, str]  # field, value found, whether it fits, values allowed
+Rule = tuple[str, object, bool, str]  # field, value found, whether it is allowed, values allowed
 
 
 def check_block_draft(config: DraftConfig, where: str, *, style: DraftStyle) -> None:
-    """Raise a `DSparkError` that begins with `where` and names the first field of `config` that a block draft of this
-    style cannot have.
+    """Check every field that a block draft of this `style` depends on.
+
+    Raises a `DSparkError` for the first field with a value that is not allowed. The message begins with `where`.
     """
     for name, value, fits, allowed in itertools.chain(
         _size_rules(config), _block_rules(config), _head_rules(config), _layer_rules(config, style)

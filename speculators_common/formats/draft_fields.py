@@ -1,8 +1,7 @@
-"""What the draft formats have in common: reading geometry, taps, heads, rotary width and mask id from raw fields, each
-with its refusals.
+"""Reading the values that all draft formats state: sizes, taps, heads, rotation, mask token and block layout.
 
-The formats differ in where values lie and what may be missing; the rules that the values must satisfy are stated here
-once.
+The formats differ in the location of a value and in their defaults. The rules that a value must satisfy are the same
+and are checked here. Every function raises `CheckpointError` for a value that is not allowed.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TypedDict
 
 from dspark_jax.speculators_common.errors import field_error
 from dspark_jax.speculators_common.formats.choice import Choice
@@ -19,7 +18,7 @@ from dspark_jax.speculators_common.formats.fields import Fields, agreed
 from dspark_jax.speculators_common.formats.quantised import refuse_quantised
 from dspark_jax.speculators_common.formats.rope.config import RopeConfig, RopeKind
 from dspark_jax.speculators_common.formats.rope.fields import (
-    USUAL_KINDS,
+    COMMON_KINDS,
     parse_rope,
     stated_partial_rotary_factor,
     theta_choice,
@@ -29,11 +28,10 @@ from dspark_jax.speculators_common.formats.size_limits import MAX_BLOCK_SIZE, MA
 
 LAYOUT_FLAG = "--sample-from-anchor/--no-sample-from-anchor"
 ROTARY_FLAG = "--partial-rotary-factor"
-THETA = 10_000.0  # of a file in Qwen3's form that does not say
+DEFAULT_THETA = 10_000.0  # `rope_theta` of a Qwen3 config that does not state it
 MARKOV_HEAD_TYPES: tuple[MarkovHeadType, ...] = ("vanilla", "gated", "rnn")
 
-# Names that libraries write beside the draft's own: they describe training, text generation or the writer, or repeat
-# what is fixed here.
+# Fields that libraries write and that never change the network: they describe training, text generation or the writer.
 HARMLESS_FIELDS = frozenset(
     {
         "_name_or_path",
@@ -51,7 +49,7 @@ HARMLESS_FIELDS = frozenset(
         "label2id",
         "max_anchors",
         "model_type",
-        "norm_topk_prob",  # of a target with experts; the layers of a draft are dense
+        "norm_topk_prob",  # about expert layers; drafts have dense layers
         "num_anchors",
         "output_attentions",
         "output_hidden_states",
@@ -73,12 +71,12 @@ HARMLESS_FIELDS = frozenset(
     }
 )
 
-# Names that speak of the network, with the values at which they say what holds for every draft here.
-NEUTRAL_FIELDS: Mapping[str, tuple[Any, ...]] = {"use_qk_norm": (True,), "qk_norm": (True,)}
+# Fields about the network -> values that are true of every draft here.
+NEUTRAL_FIELDS: Mapping[str, tuple[object, ...]] = {"use_qk_norm": (True,), "qk_norm": (True,)}
 
 
 class Geometry(TypedDict):
-    """The `DraftConfig` fields that give the network its sizes."""
+    """The fields of `DraftConfig` that hold sizes of the network."""
 
     hidden_size: int
     intermediate_size: int
@@ -94,7 +92,7 @@ class Geometry(TypedDict):
 
 
 class Heads(TypedDict):
-    """The `DraftConfig` fields of the Markov and confidence heads."""
+    """The fields of `DraftConfig` that describe the Markov head and the confidence head."""
 
     markov_rank: int
     markov_head_type: MarkovHeadType
@@ -110,15 +108,15 @@ NO_HEADS = Heads(
 def read_geometry(
     top: Fields, nested: Fields, *, kv_heads_name: str = "num_key_value_heads", head_dim_name: str = "head_dim"
 ) -> Geometry:
-    """The sizes, from the top level and from `transformer_layer_config`.
+    """Read the sizes from the top level and from `transformer_layer_config` (`nested`).
 
-    Both must agree where both speak, except on layer count and vocabulary: there the nested values win, because a
-    writer may keep the target's beside them. A format whose files keep the target's head sizes too says which fields
-    are the draft's.
+    A value that both state must be the same. The exceptions are `num_hidden_layers` and `vocab_size`: the nested value
+    is used, because the one at the top level may be the target's. `kv_heads_name` and `head_dim_name` are the fields of
+    the draft's head sizes, for a format that also keeps those of the target. Raises `CheckpointError`.
     """
     both = top.joined(nested)
     num_layers, vocab = (
-        next((place for place in (nested, top) if place.has(name)), both)
+        next((location for location in (nested, top) if location.has(name)), both)
         for name in ("num_hidden_layers", "vocab_size")
     )
     top.ignore("num_hidden_layers", "vocab_size")
@@ -146,11 +144,12 @@ def read_geometry(
 def read_taps(
     fields: Fields, name: str, *, shift: int, num_target_layers: int | None, convention: str
 ) -> tuple[int, ...]:
-    """The list `name` as taps, counted as the residual stream after j target layers; `shift` is added to every id of
-    the file.
+    """Read the list of layer ids `name` as taps: tap j is the residual stream after j target layers.
 
-    Without `num_target_layers` the upper end is left to the pair check. The output of the target's last layer is
-    refused: the formats do not say whether they mean it before or after the final norm.
+    `shift` is what must be added to an id of the format to get the tap. `convention` describes the ids of the format in
+    messages. Without `num_target_layers` the largest tap is checked later, by `pair_checks`. The output of the target's
+    last layer is refused, because the formats do not define whether it is taken before or after the final norm. Raises
+    `CheckpointError` unless the ids are in range and strictly increasing.
     """
     ids = fields.int_list(name)
     taps = tuple(x + shift for x in ids)
@@ -169,7 +168,10 @@ def read_taps(
 
 
 def read_mask_token(fields: Fields, vocab_size: int) -> int:
-    """`mask_token_id`: mandatory, an id of the target vocabulary, never guessed from pad or eos."""
+    """Read `mask_token_id`, an id of the target vocabulary.
+
+    It is mandatory and never guessed from the ids of other special tokens. Raises `CheckpointError`.
+    """
     allowed = f"0 <= id < {vocab_size} (vocab_size)"
     if not fields.has("mask_token_id"):
         raise fields.missing("mask_token_id", allowed)
@@ -180,8 +182,10 @@ def read_mask_token(fields: Fields, vocab_size: int) -> int:
 
 
 def read_heads(fields: Fields, *, rank: int, head_type: str, enabled: bool, with_markov: bool) -> Heads:
-    """The heads in one normal form: rank 0 has the head type `none`, a disabled confidence head wants no
-    Markov input.
+    """Check the values of both heads and normalise them, so that equal networks have equal configs.
+
+    With `markov_rank` 0 the head type is `none`. Without a confidence head `confidence_head_with_markov` is false.
+    Raises `CheckpointError` about `fields`.
     """
     if rank < 0:
         raise fields.error("markov_rank", rank, f"an integer >= 0 (markov_head_type is {head_type!r})")
@@ -205,7 +209,7 @@ def read_heads(fields: Fields, *, rank: int, head_type: str, enabled: bool, with
 
 
 def with_usable_length(geometry: Geometry, rope: RopeConfig, file: Path | str) -> Geometry:
-    """The sizes with the length that this rotation serves; see `usable_length`."""
+    """The sizes with `max_position_embeddings` replaced by the `usable_length` of this rotation, in tokens."""
     return {**geometry, "max_position_embeddings": usable_length(geometry["max_position_embeddings"], rope, file)}
 
 
@@ -216,18 +220,20 @@ def read_rope(
     layer_types: Sequence[str],
     overrides: DraftOverrides | None,
     head_dim_name: str = "head_dim",
-    kinds: Collection[RopeKind] = USUAL_KINDS,
-    is_drafts_share: bool = False,
+    kinds: Collection[RopeKind] = COMMON_KINDS,
+    is_trained_factor: bool = False,
     default_theta: float | None = None,
 ) -> tuple[RopeConfig, tuple[Choice, ...]]:
-    """The draft's rotary settings, of one of `kinds`. Every departure from the file is recorded, and `default_theta`
-    where the file states no theta; without a default it must.
+    """Read the rotary settings of the draft, and the choices that were made.
 
-    A `partial_rotary_factor` in a draft's file is a leftover of the target's config, unless `is_drafts_share` says that
-    the format states the share the draft was trained with: the other libraries that train drafts rotate the whole head.
+    `head_dim_name`, `layer_types`, `kinds` and `default_theta` are those of `parse_rope`. `is_trained_factor` states
+    that `partial_rotary_factor` in this format is the factor that the draft was trained with. In the other formats it
+    is copied from the target's config and ignored, because their training code rotates all elements of a head.
+    `overrides` replaces the factor. A factor other than the stated one is a choice, and so is `default_theta`. Raises
+    `CheckpointError`.
     """
     stated = stated_partial_rotary_factor(fields, layer_types)
-    factor = stated if is_drafts_share else 1.0
+    factor = stated if is_trained_factor else 1.0
     choices: tuple[Choice, ...] = ()
     override = None if overrides is None else overrides.partial_rotary_factor
     if override is not None:
@@ -256,7 +262,10 @@ def read_rope(
 def read_fixed_layout(
     block: Fields, block_size: int, overrides: DraftOverrides | None, *, anchor_first: bool
 ) -> tuple[bool, tuple[Choice, ...]]:
-    """The layout of a format that has only one; only the user can say otherwise."""
+    """Read `sample_from_anchor` in a format that allows only one value, `anchor_first`. `overrides` may replace it.
+
+    Returns the value and the choice made by the user, if any. Raises `CheckpointError`.
+    """
     kind = "anchor-first" if anchor_first else "fill-in"
     if block.boolean("sample_from_anchor", default=anchor_first) is not anchor_first:
         raise block.error(
@@ -272,8 +281,10 @@ def read_fixed_layout(
 
 
 def check_block_size(fields: Fields, block_size: int, sample_from_anchor: bool) -> None:
-    """A fill-in block proposes nothing in slot 0 and so needs a second slot; every slot is unrolled when a program is
-    traced.
+    """Raise `CheckpointError` unless `block_size` fits the layout.
+
+    A fill-in block needs two slots, because slot 0 proposes nothing. The maximum limits the size of compiled programs:
+    every slot is unrolled.
     """
     if block_size > MAX_BLOCK_SIZE:
         raise fields.error("block_size", block_size, f"an integer <= {MAX_BLOCK_SIZE}")
@@ -286,21 +297,23 @@ def check_block_size(fields: Fields, block_size: int, sample_from_anchor: bool) 
 
 
 def refuse_unsupported(fields: Fields, *, supported: str = "silu") -> None:
-    """Settings of other networks: layers of DeepSeek-V4, another activation than the `supported` one, quantised
-    weights; and two dtype names that disagree.
+    """Refuse settings of a network that is not supported.
+
+    These are DeepSeek-V4 layers, an activation other than `supported`, quantised weights, and two different values of
+    `dtype` and `torch_dtype`. Raises `CheckpointError`.
     """
-    for place in fields.places:
-        model_type = place.string("model_type", default="")
+    for location in fields.locations:
+        model_type = location.string("model_type", default="")
         if model_type.startswith("deepseek_v4"):
             allowed = "the model type of a dense draft; DeepSeek-V4 drafts are not supported"
-            raise place.error("model_type", model_type, allowed)
+            raise location.error("model_type", model_type, allowed)
     names = ("hidden_act", "hidden_activation")
     activation = next((name for name in names if fields.has(name)), None)
     fields.ignore(*names)
     if activation is not None and fields.string(activation) != supported:
         raise fields.error(activation, fields.string(activation), supported)
     refuse_quantised(fields.raw, fields.file)
-    dtypes = [(fields.label(name), fields.string(name)) for name in ("dtype", "torch_dtype") if fields.has(name)]
+    dtypes = [(fields.dotted_path(name), fields.string(name)) for name in ("dtype", "torch_dtype") if fields.has(name)]
     fields.ignore("dtype", "torch_dtype")
     if dtypes:
         agreed(fields.file, dtypes)

@@ -1,8 +1,7 @@
-"""What the writers of draft formats have in common: which drafts a network of Qwen3 layers can describe, its sizes, and
-the one refusal.
+"""What the writers of draft formats have in common: the fields of Qwen3 layers and the refusal of other drafts.
 
-A writer turns a `DraftConfig` into the raw fields of a format, and its reader gives the equal config back. What a
-format has no words for is collected and refused in one error.
+A writer turns a `DraftConfig` into the fields of a format. The reader of that format gives an equal `DraftConfig` back.
+A draft that the format cannot describe is refused in one error that lists all reasons.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from dspark_jax.speculators_common.errors import CheckpointError
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig
 from dspark_jax.speculators_common.formats.rope.writer import rope_parameters
 
-# One thing that a format has no words for: the field, the value found, what the format allows.
+# One reason why a format cannot describe a draft: field, value found, values allowed.
 Fault = tuple[str, object, str]
 
 
-def refuse_inexpressible(config: DraftConfig, format_title: str, faults: Sequence[Fault]) -> None:
+def refuse_unwritable(config: DraftConfig, format_title: str, faults: Sequence[Fault]) -> None:
     """Raise one `CheckpointError` that names the format and every fault, if there are any."""
     if not faults:
         return
@@ -29,7 +28,7 @@ def refuse_inexpressible(config: DraftConfig, format_title: str, faults: Sequenc
 
 
 def common_faults(config: DraftConfig) -> list[Fault]:
-    """What a draft made in a program may have, or leave open, and no file of a block draft can."""
+    """Values that are allowed in a `DraftConfig` made by a program, but not in any file of a block draft."""
     faults: list[Fault] = []
     if config.max_position_embeddings is None:
         faults.append(("max_position_embeddings", None, "an integer >= 1, as every file states it"))
@@ -39,7 +38,10 @@ def common_faults(config: DraftConfig) -> list[Fault]:
 
 
 def qwen3_faults(config: DraftConfig) -> list[Fault]:
-    """Why `config` is not a draft of plain Qwen3 layers, as far as no single format decides it."""
+    """Reasons why `config` cannot be written as a draft with Qwen3 layers, in any format.
+
+    A writer removes the faults of fields that its format does have.
+    """
     if config.style != "qwen3":
         return [
             (
@@ -49,14 +51,14 @@ def qwen3_faults(config: DraftConfig) -> list[Fault]:
             )
         ]
     faults = common_faults(config)
-    for field, found, plain in (
+    for field, found, neutral in (
         ("input_embedding_scale", config.embedding_scale, 1.0),
         ("output_multiplier", config.output_multiplier, 1.0),
         ("final_logit_softcapping", config.final_logit_softcapping, None),
         ("attention_k_eq_v", config.k_eq_v, False),
     ):
-        if found != plain:
-            faults.append((field, found, f"{plain}, as the format has no such field"))
+        if found != neutral:
+            faults.append((field, found, f"{neutral}, as the format has no such field"))
     if config.rope.kind == "proportional":
         faults.append(("rope_type", config.rope.kind, "default, linear, llama3 or yarn"))
     elif config.rope.rotary_dim != config.head_dim:
@@ -66,8 +68,9 @@ def qwen3_faults(config: DraftConfig) -> list[Fault]:
 
 
 def qwen3_network(config: DraftConfig) -> dict[str, Any]:
-    """The fields that both formats state alike: sizes, activation, rotation. Whatever a reader would fill in by itself
-    is spelled out.
+    """The fields of Qwen3 layers that all formats name alike: sizes, activation, rotation.
+
+    Fields with a default are written too, because readers of other libraries may have other defaults.
     """
     return {
         "model_type": "qwen3",

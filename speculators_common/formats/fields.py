@@ -49,9 +49,9 @@ def agreed(file: Path | str, stated: Sequence[tuple[str, T]]) -> T:
 class Fields:
     """The fields of one JSON object, or of several that describe the same thing.
 
-    `prefix` is the dotted path of the object inside the file; `others` are further objects to read from. A field that
-    is null counts as not stated. The typed readers return the value, or `default` if the field is not stated. A field
-    without a default is mandatory. The readers raise `CheckpointError`.
+    `raw` is the object, `prefix` its dotted path inside the `file`, and `others` are further objects to read from. A
+    field that is null counts as not stated. The typed readers return the value, or `default` if the field is not
+    stated. A field without a default is mandatory. The readers raise `CheckpointError`.
     """
 
     raw: Mapping[str, Any]
@@ -62,18 +62,18 @@ class Fields:
     seen: set[str] = dataclasses.field(default_factory=set, repr=False)
 
     @functools.cached_property
-    def places(self) -> tuple[Fields, ...]:
-        """The single objects that this one reads from, in order."""
+    def locations(self) -> tuple[Fields, ...]:
+        """One `Fields` for each JSON object that this one reads from, in order."""
         return (dataclasses.replace(self, others=()), *self.others) if self.others else (self,)
 
     def joined(self, *others: Fields) -> Fields:
-        """The same fields, read from further objects too. Empty objects are left out."""
-        added = [place for other in others for place in other.places if place.raw]
+        """These fields, read from the objects of `others` too. Empty objects are left out."""
+        added = [location for other in others for location in other.locations if location.raw]
         return dataclasses.replace(self, others=(*self.others, *added))
 
     def section(self, name: str) -> Fields:
-        """The nested JSON object `name`, from every place that states it; empty if no place does."""
-        found = self._section_places(name)
+        """The nested JSON object `name`, from every location that states it; empty if no location does."""
+        found = self._section_locations(name)
         return (
             found[0].joined(*found[1:])
             if found
@@ -83,45 +83,45 @@ class Fields:
     def sections(self, name: str) -> tuple[Fields, ...]:
         """The JSON objects of the list `name`, with prefixes `name[0]`, `name[1]`, ...; empty if it is not stated."""
         items = self._read(name, _is_list_of(lambda item: isinstance(item, Mapping)), "a list of JSON objects", ())
-        path = self.label(name)
+        path = self.dotted_path(name)
         return tuple(
             dataclasses.replace(self, raw=item, prefix=f"{path}[{i}]", others=()) for i, item in enumerate(items)
         )
 
     def has(self, name: str) -> bool:
-        """Whether any place states `name`, null excluded."""
-        return any(place.raw.get(name) is not None for place in self.places)
+        """Whether any location states `name`, null excluded."""
+        return any(location.raw.get(name) is not None for location in self.locations)
 
-    def label(self, name: str) -> str:
+    def dotted_path(self, name: str) -> str:
         """The dotted path where `name` is stated. If it is stated nowhere, all paths where it could be."""
-        stated = [place._path(name) for place in self.places if place.raw.get(name) is not None]
-        return stated[0] if stated else " or ".join(place._path(name) for place in self.places)
+        stated = [location._path(name) for location in self.locations if location.raw.get(name) is not None]
+        return stated[0] if stated else " or ".join(location._path(name) for location in self.locations)
 
     def error(self, name: str, found: object, allowed: object) -> CheckpointError:
         """The error for a value of `name` that was read but cannot be used; the caller raises it."""
-        return field_error(self.file, self.label(name), found, allowed)
+        return field_error(self.file, self.dotted_path(name), found, allowed)
 
     def missing(self, name: str, allowed: object) -> CheckpointError:
         """The error for a mandatory field that is not stated; the caller raises it."""
-        nulls = [place._path(name) for place in self.places if name in place.raw]
+        nulls = [location._path(name) for location in self.locations if name in location.raw]
         return (
             field_error(self.file, nulls[0], None, allowed)
             if nulls
-            else missing_field(self.file, self.label(name), allowed)
+            else missing_field(self.file, self.dotted_path(name), allowed)
         )
 
     def ignore(self, *names: str) -> None:
-        """Count `names` as read. For fields that are known and have no influence."""
-        for place in self.places:
-            place.seen.update(place._path(name) for name in names)
+        """Count `names` as read. For fields that are known and change nothing."""
+        for location in self.locations:
+            location.seen.update(location._path(name) for name in names)
 
     def unread_items(self, harmless: Collection[str] = ()) -> Iterator[tuple[str, Any]]:
         """`(dotted path, value)` of the stated fields that were not read, in file order.
 
         `harmless` are names, without prefix, that are left out.
         """
-        for place in self.places:
-            yield from place._unread(place.raw, place.prefix, frozenset(harmless))
+        for location in self.locations:
+            yield from location._unread(location.raw, location.prefix, frozenset(harmless))
 
     def integer(
         self,
@@ -195,7 +195,11 @@ class Fields:
 
     def _read(self, name: str, fits: Callable[[Any], bool], allowed: str, default: object) -> Any:
         self.ignore(name)
-        stated = [(place._path(name), place.raw[name]) for place in self.places if place.raw.get(name) is not None]
+        stated = [
+            (location._path(name), location.raw[name])
+            for location in self.locations
+            if location.raw.get(name) is not None
+        ]
         if not stated and default is REQUIRED:
             raise self.missing(name, allowed)
         for path, value in stated:
@@ -203,16 +207,16 @@ class Fields:
                 raise field_error(self.file, path, value, allowed)
         return agreed(self.file, stated) if stated else default
 
-    def _section_places(self, name: str) -> list[Fields]:
-        places = []
-        for place in self.places:
-            value, path = place.raw.get(name), place._path(name)
+    def _section_locations(self, name: str) -> list[Fields]:
+        locations = []
+        for location in self.locations:
+            value, path = location.raw.get(name), location._path(name)
             if value is not None and not isinstance(value, Mapping):
                 raise field_error(self.file, path, value, "a JSON object")
             if value is not None:
-                place.seen.add(path + ".")
-                places.append(dataclasses.replace(place, raw=value, prefix=path))
-        return places
+                location.seen.add(path + ".")
+                locations.append(dataclasses.replace(location, raw=value, prefix=path))
+        return locations
 
     def _path(self, name: str) -> str:
         return f"{self.prefix}.{name}" if self.prefix else name
@@ -230,8 +234,10 @@ class Fields:
 
 
 def only_architecture(fields: Fields, *, names: Collection[str] = (), default: str | None = None) -> str:
-    """The single name in `architectures`, or `default` where a file may leave it out. Any other number of names is a
-    `CheckpointError`, and so is a name that is none of `names`, if there are any.
+    """The single name in `architectures`, one of `names` if that is given; `default` if the field is not stated.
+
+    Raises `CheckpointError` for any other name, for a missing field without a `default`, and for a list that does not
+    hold exactly one name.
     """
     if default is not None and not fields.has("architectures"):
         return default

@@ -1,9 +1,10 @@
-"""What the block slots of each draft layer may see: its window and its causality, from all the fields that speak of
-them.
+"""Reading the window and the causality of each draft layer from a config.
 
-Writers say it in different ways. `layer_types` names the kind of each layer; `use_sliding_window` and
-`max_window_layers` stand for it in files of Qwen3's form that leave it out. `use_swa` puts a window on every layer of a
-draft without sliding layers. `causal` (z-lab: `is_causal`) decides for all layers, whatever their kind.
+Writers use several fields:
+* `layer_types` states the type of each layer, full or sliding.
+* `use_sliding_window` and `max_window_layers` state the types in Qwen3 configs without `layer_types`.
+* `use_swa` gives every layer a window, in a draft without sliding layers.
+* `causal` (also `is_causal`) sets the causality of every layer, whatever its type.
 """
 
 from __future__ import annotations
@@ -14,48 +15,47 @@ from dspark_jax.speculators_common.formats.draft_config import LayerMask
 from dspark_jax.speculators_common.formats.fields import Fields, agreed
 
 FULL, SLIDING = "full_attention", "sliding_attention"
-_FIRST_SLIDING_LAYER = 28  # `max_window_layers` of a Qwen3 file that does not say
+_FIRST_SLIDING_LAYER = 28  # default of `max_window_layers` in Qwen3 configs
 
 
 def read_layer_masks(
-    block: Fields, network: Fields, num_layers: int, *, kinds: Sequence[str] = (FULL, SLIDING)
+    block: Fields, network: Fields, num_layers: int, *, layer_types: Sequence[str] = (FULL, SLIDING)
 ) -> tuple[LayerMask, ...]:
-    """Window and causality of each layer.
+    """Read the window and the causality of each of the `num_layers` draft layers.
 
-    `block` and `network` are the places of the block's values and of the network's; a field counts wherever it lies.
-    `kinds` are the layer kinds of the format. Full layers are bidirectional and sliding ones causal, unless
-    `sliding_window_non_causal` or `causal` says otherwise. Raises `CheckpointError` for a missing window, for values
-    that disagree, and for a window that no layer would have.
+    `block` holds the fields of the block, `network` those of the layers. Each field of this module may be stated in
+    either. `layer_types` are the layer types that the format allows. A full layer is bidirectional and a sliding layer
+    is causal in the block, unless `sliding_window_non_causal` or `causal` states otherwise. Windows are in tokens.
+    Raises `CheckpointError` for a missing window, for values that disagree, and for a `swa_window_size` that applies to
+    no layer.
     """
-    everywhere = network.joined(*(place for place in block.places if place.prefix not in _prefixes(network)))
-    types = _layer_types(network, num_layers, kinds)
-    causal = _causal(everywhere)
-    non_causal = everywhere.boolean("sliding_window_non_causal", default=False)
-    forced = everywhere.boolean("use_swa", default=False) and SLIDING not in types
-    window = _swa_window(everywhere) if forced else _window(everywhere, types)
+    joined = network.joined(*(location for location in block.locations if location.prefix not in _prefixes(network)))
+    types = _layer_types(network, num_layers, layer_types)
+    causal = _causal(joined)
+    non_causal = joined.boolean("sliding_window_non_causal", default=False)
+    is_swa = joined.boolean("use_swa", default=False) and SLIDING not in types
+    window = _swa_window(joined) if is_swa else _window(joined, types)
     return tuple(
         LayerMask(
-            window=window if forced or kind == SLIDING else None,
-            causal=(kind == SLIDING and not non_causal) if causal is None else causal,
+            window=window if is_swa or layer_type == SLIDING else None,
+            causal=(layer_type == SLIDING and not non_causal) if causal is None else causal,
         )
-        for kind in types
+        for layer_type in types
     )
 
 
 def _prefixes(fields: Fields) -> tuple[str, ...]:
-    return tuple(place.prefix for place in fields.places)
+    return tuple(location.prefix for location in fields.locations)
 
 
-def _layer_types(network: Fields, num_layers: int, kinds: Sequence[str]) -> tuple[str, ...]:
-    """The kind of every layer. `use_sliding_window` repeats what `layer_types` says, and speaks where that is
-    missing.
-    """
+def _layer_types(network: Fields, num_layers: int, allowed: Sequence[str]) -> tuple[str, ...]:
+    """The type of every layer: `layer_types`; without that field, `use_sliding_window` and `max_window_layers`."""
     uses_window = network.boolean("use_sliding_window", default=False)
     first = network.integer("max_window_layers", minimum=0, default=_FIRST_SLIDING_LAYER)
     default = (FULL,) * num_layers
-    if uses_window and SLIDING in kinds:
+    if uses_window and SLIDING in allowed:
         default = tuple(SLIDING if layer >= first else FULL for layer in range(num_layers))
-    stated = network.string_list("layer_types", allowed=kinds, default=default)
+    stated = network.string_list("layer_types", allowed=allowed, default=default)
     if len(stated) != num_layers:
         raise network.error(
             "layer_types", list(stated), f"one entry for each of {num_layers} layers (num_hidden_layers)"
@@ -63,35 +63,39 @@ def _layer_types(network: Fields, num_layers: int, kinds: Sequence[str]) -> tupl
     return stated
 
 
-def _causal(everywhere: Fields) -> bool | None:
-    stated = [(everywhere.label(name), everywhere.boolean(name, default=None)) for name in ("causal", "is_causal")]
+def _causal(joined: Fields) -> bool | None:
+    stated = [(joined.dotted_path(name), joined.boolean(name, default=None)) for name in ("causal", "is_causal")]
     stated = [(path, value) for path, value in stated if value is not None]
-    return agreed(everywhere.file, stated) if stated else None
+    return agreed(joined.file, stated) if stated else None
 
 
-def _window(everywhere: Fields, types: Sequence[str]) -> int | None:
-    """The window of the sliding layers; without such a layer a `sliding_window` is a leftover and has no meaning."""
-    everywhere.ignore("sliding_window", "swa_window_size")
+def _window(joined: Fields, types: Sequence[str]) -> int | None:
+    """The window of the sliding layers in tokens, `None` without such a layer.
+
+    Without sliding layers, `sliding_window` is ignored: drafts copy it from the config of their target.
+    """
+    joined.ignore("sliding_window", "swa_window_size")
     if SLIDING not in types:
-        if everywhere.has("swa_window_size") and not everywhere.has("use_swa"):
-            raise everywhere.error(
-                "swa_window_size", _first(everywhere, "swa_window_size"), "use_swa or a sliding layer beside it"
+        if joined.has("swa_window_size") and not joined.has("use_swa"):
+            raise joined.error(
+                "swa_window_size", _first(joined, "swa_window_size"), "use_swa or a sliding layer beside it"
             )
         return None
-    names = [name for name in ("sliding_window", "swa_window_size") if everywhere.has(name)]
+    names = [name for name in ("sliding_window", "swa_window_size") if joined.has(name)]
     if not names:
-        raise everywhere.missing("sliding_window", f"an integer >= 1, as layer_types {list(types)} has sliding layers")
-    return agreed(everywhere.file, [(everywhere.label(name), everywhere.integer(name, minimum=1)) for name in names])
+        raise joined.missing("sliding_window", f"an integer >= 1, as layer_types {list(types)} has sliding layers")
+    return agreed(joined.file, [(joined.dotted_path(name), joined.integer(name, minimum=1)) for name in names])
 
 
-def _swa_window(everywhere: Fields) -> int:
-    """The window that `use_swa` puts on every layer."""
-    everywhere.ignore("sliding_window", "swa_window_size")
+def _swa_window(joined: Fields) -> int:
+    """The window of a draft with `use_swa`, the same for every layer, in tokens."""
+    joined.ignore("sliding_window", "swa_window_size")
     for name in ("swa_window_size", "sliding_window"):
-        if everywhere.has(name):
-            return everywhere.integer(name, minimum=1)
-    raise everywhere.missing("swa_window_size", "an integer >= 1, here or as sliding_window, as use_swa is true")
+        if joined.has(name):
+            return joined.integer(name, minimum=1)
+    raise joined.missing("swa_window_size", "an integer >= 1, here or as sliding_window, as use_swa is true")
 
 
 def _first(fields: Fields, name: str) -> object:
-    return next(place.raw[name] for place in fields.places if place.raw.get(name) is not None)
+    """The first stated value of `name`."""
+    return next(location.raw[name] for location in fields.locations if location.raw.get(name) is not None)

@@ -1,4 +1,4 @@
-"""Checks that a draft fits a target. Without them, the drafts of a wrong pair would run and never be accepted."""
+"""Checks that a draft fits a target. A wrong pair could run, but the target would accept almost no draft."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def check_pair(
     target_architecture: str,
     target_file: Path | str,
 ) -> None:
-    """Raise one `PairError` that lists everything in which the draft disagrees with the live target.
+    """Check that `draft` fits a loaded target.
 
-    Compared are hidden size H, vocabulary V, depth NT, the taps and the mask id; the architecture name only serves the
-    message.
+    Compared are the hidden size H, the vocabulary size V, the number of layers, the taps and the mask token.
+    `target_architecture` and `target_file` are used in the message. Raises one `PairError` that lists every mismatch.
     """
     faults = _faults(draft, hidden_size=hidden_size, vocab_size=vocab_size, num_layers=num_layers)
     if faults:
@@ -30,7 +30,10 @@ def check_pair(
 
 
 def check_dims(draft: DraftConfig, *, hidden_size: int, vocab_size: int, num_layers: int | None) -> None:
-    """Raise `PairError` unless the draft fits these sizes of a target. `num_layers` is `None` if it is not known."""
+    """Check that `draft` fits a target of these sizes; `num_layers` is `None` if it is not known.
+
+    Raises one `PairError` that lists every mismatch.
+    """
     faults = _faults(draft, hidden_size=hidden_size, vocab_size=vocab_size, num_layers=num_layers)
     if faults:
         raise PairError(f"{draft.source}: does not fit the target: " + "; ".join(faults))

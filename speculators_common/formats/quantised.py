@@ -1,6 +1,7 @@
-"""Checkpoints whose weights are quantised: refused by the name of the method, before anything else is looked at.
+"""Refusal of checkpoints with quantised weights, before anything else is checked.
 
-Most writers state it in `config.json`. ModelOpt, old AutoGPTQ and old AutoAWQ write a file of their own beside it.
+Most writers state the quantisation in `config.json`. ModelOpt and old versions of AutoGPTQ and AutoAWQ write another
+file beside it.
 """
 
 from __future__ import annotations
@@ -12,34 +13,38 @@ from typing import Any
 from dspark_jax.speculators_common.errors import CheckpointError, field_error
 from dspark_jax.speculators_common.files.json_file import read_json_object
 
-_SECTIONS = ("quantization_config", "compression_config", "quantization")
-_METHODS = ("quant_method", "quant_algo", "format")  # what names the method, in the words of the writers
-_NESTED = ("text_config", "transformer_layer_config")
+_FIELDS = ("quantization_config", "compression_config", "quantization")
+_METHODS = ("quant_method", "quant_algo", "format")  # fields that name the method, one per writer
+_SECTIONS = ("text_config", "transformer_layer_config")
 _SUPPORTED = "quantised weights are not supported, only float32, bfloat16 and float16 ones"
 _ALLOWED = f"no such field: {_SUPPORTED}"
 _MODELOPT_FILE = "hf_quant_config.json"
 _MODELOPT_METHODS = ("quant_algo", "kv_cache_quant_algo")
-_OTHER_FILES = {"quantize_config.json": "a GPTQ", "quant_config.json": "an AWQ"}  # by the writer, as few files state it
+# File name -> method. The method is known from the writer; few of these files state it.
+_OTHER_FILES = {"quantize_config.json": "a GPTQ", "quant_config.json": "an AWQ"}
 
 
 def refuse_quantised(raw: Mapping[str, Any], file: Path | str) -> None:
-    """Raise a `CheckpointError` that names the quantisation method, if the config `raw` of `file` states one, at the
-    top level or in its text or layer part.
+    """Refuse a config that states a quantisation method.
+
+    `raw` is the content of `file`. The method may be stated at the top level, in `text_config` or in
+    `transformer_layer_config`. Raises a `CheckpointError` that names it.
     """
-    for prefix, place in (("", raw), *((f"{name}.", raw.get(name)) for name in _NESTED)):
-        for section in _SECTIONS:
-            stated = place.get(section) if isinstance(place, Mapping) else None
+    for prefix, section in (("", raw), *((f"{name}.", raw.get(name)) for name in _SECTIONS)):
+        for name in _FIELDS:
+            stated = section.get(name) if isinstance(section, Mapping) else None
             if stated is None or stated == {}:
                 continue
-            method = next((name for name in _METHODS if isinstance(stated, Mapping) and stated.get(name)), None)
+            method = next((key for key in _METHODS if isinstance(stated, Mapping) and stated.get(key)), None)
             if method is None or not isinstance(stated, Mapping):
-                raise field_error(file, f"{prefix}{section}", stated, _ALLOWED)
-            raise field_error(file, f"{prefix}{section}.{method}", stated[method], _ALLOWED)
+                raise field_error(file, f"{prefix}{name}", stated, _ALLOWED)
+            raise field_error(file, f"{prefix}{name}.{method}", stated[method], _ALLOWED)
 
 
 def refuse_quantised_directory(directory: Path) -> None:
-    """Raise a `CheckpointError` that names the file and the quantisation method, if a file beside the `config.json` in
-    `directory` states one.
+    """Refuse a checkpoint `directory` in which another file than `config.json` states a quantisation method.
+
+    Raises a `CheckpointError` that names the file and the method.
     """
     if (directory / _MODELOPT_FILE).is_file():
         _refuse_modelopt(directory / _MODELOPT_FILE)
@@ -55,7 +60,7 @@ def refuse_quantised_directory(directory: Path) -> None:
 
 
 def _refuse_modelopt(file: Path) -> None:
-    """A method of null says that the weights, or the keys and values, are as they were."""
+    """Refuse the file of ModelOpt, unless both its methods (weights; keys and values) are null: not quantised."""
     raw = read_json_object(file)
     section = raw.get("quantization")
     if not isinstance(section, Mapping) or not any(name in section for name in _MODELOPT_METHODS):

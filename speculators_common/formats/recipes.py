@@ -1,9 +1,8 @@
-"""Checkpoint tensors <-> module parameters, strictly: every tensor is consumed, every parameter is filled, shapes are
-checked first.
+"""Weight recipes: how checkpoint tensors become module parameters, and the inverse.
 
-A family describes its checkpoint as a table of `Recipe`s, one per module parameter. `check_tensors` walks the whole
-table before it complains, so that one error lists every missing, unexpected, misshapen and mistyped tensor; nothing is
-read before the names and shapes are known to be right.
+A family describes its checkpoint by one `Recipe` per module parameter. Loading is strict: every tensor is used, every
+parameter is filled, and names and shapes are checked before any tensor is read. `check_tensors` reports all missing,
+unexpected, misshapen and mistyped tensors in one error.
 """
 
 from __future__ import annotations
@@ -23,22 +22,27 @@ _MODEL_PREFIX = "model."
 
 @runtime_checkable
 class TensorSource(Protocol):
-    """One tensor of a checkpoint: its header is known, its bytes are read on demand."""
+    """One tensor of a checkpoint: shape and dtype are known from the header, the values are read on demand."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
 
     @property
-    def dtype(self) -> str: ...
+    def dtype(self) -> str:
+        """The numpy name of the dtype, for example `bfloat16`."""
+        ...
 
-    def read(self) -> np.ndarray: ...
+    def read(self) -> np.ndarray:
+        """The values, as stored."""
+        ...
 
 
 Assemble = Callable[[Sequence[np.ndarray]], np.ndarray]
 Disassemble = Callable[[np.ndarray], Sequence[np.ndarray]]
 
-# What an axis of a parameter runs over. Sharding rules map these names to mesh axes; `None` is an axis that nothing
-# splits. A fused axis (`q`, `k` and `v` in one kernel) has the name of its parts, which lie one after the other.
+# The logical name of a parameter axis. Sharding rules map these names to mesh axes. `None` is an axis that is never
+# split. The parts of a fused axis lie one after the other; the axis has the name of the first part. For example, the
+# outputs of `q`, `k` and `v` in one kernel are `heads`.
 AxisName = Literal["hidden", "heads", "kv_heads", "mlp", "vocab", "draft_vocab", "experts", "rank", "taps", "per_layer"]
 Axes = tuple[AxisName | None, ...]
 AXIS_NAMES: frozenset[str] = frozenset(get_args(AxisName))
@@ -46,25 +50,21 @@ AXIS_NAMES: frozenset[str] = frozenset(get_args(AxisName))
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How one module parameter is made from checkpoint tensors, and how they are made from it.
+    """How one module parameter is assembled from checkpoint tensors, and how it is split into them again.
 
-    `tensors` maps each checkpoint name to the shape it must have there. `assemble` gets the arrays in that order;
-    `disassemble` gets the parameter's values and gives them back in that order. The pair keeps every bit, but for
-    what the module does not keep: see `transposed`. `axes` names the axes of the assembled parameter, kernels being
-    `[in, out]`. Only tables of ids are anything but floating point. `implied` is the value of a parameter that the
-    module has no need to hold.
+    `disassemble` is the exact inverse of `assemble`, except where `assemble` drops padding: see `transposed`.
     """
 
-    tensors: Mapping[str, tuple[int, ...]]
-    axes: Axes
-    assemble: Assemble
-    disassemble: Disassemble
-    is_floating: bool = True
-    implied: np.ndarray | None = None
+    tensors: Mapping[str, tuple[int, ...]]  # name in the checkpoint -> shape in the checkpoint
+    axes: Axes  # logical axes of the parameter; kernels are [in, out]
+    assemble: Assemble  # arrays in the order of `tensors` -> parameter
+    disassemble: Disassemble  # parameter -> arrays in the order of `tensors`
+    is_floating: bool = True  # False: a table of token ids
+    implied: np.ndarray | None = None  # value to write if the module does not hold the parameter
 
 
 def copied(name: str, shape: tuple[int, ...], *, axes: Axes) -> Recipe:
-    """The tensor as it is stored."""
+    """A parameter that equals one tensor of `shape`, for example a norm weight or an embedding."""
     return Recipe(
         tensors={name: shape},
         axes=axes,
@@ -74,23 +74,23 @@ def copied(name: str, shape: tuple[int, ...], *, axes: Axes) -> Recipe:
 
 
 def transposed(name: str, shape: tuple[int, int], *, axes: Axes, rows: int | None = None) -> Recipe:
-    """A Linear stored `[out, in]`, wanted `[in, out]`; `shape` is the stored one, `axes` those of the parameter.
+    """A Linear kernel `[in, out]`, stored as one tensor `[out, in]`. `shape` is that of the tensor.
 
-    With `rows` the module has the first so many outputs only, of a head that is padded beyond the vocabulary. The rows
-    beyond it are gone with that: they are written as zeros.
+    `rows` is for a head that is padded beyond the vocabulary: the parameter has the first `rows` outputs only. The
+    other outputs are dropped on load and written as zeros.
     """
-    kept = shape[0] if rows is None else rows
+    num_rows = shape[0] if rows is None else rows
 
     def disassemble(values: np.ndarray) -> Sequence[np.ndarray]:
-        return [np.pad(values.T, ((0, shape[0] - kept), (0, 0))) if kept < shape[0] else values.T]
+        return [np.pad(values.T, ((0, shape[0] - num_rows), (0, 0))) if num_rows < shape[0] else values.T]
 
     return Recipe(
-        tensors={name: shape}, axes=axes, assemble=lambda tensors: tensors[0][:kept].T, disassemble=disassemble
+        tensors={name: shape}, axes=axes, assemble=lambda tensors: tensors[0][:num_rows].T, disassemble=disassemble
     )
 
 
 def stacked_columns(shapes: Mapping[str, tuple[int, int]], *, axes: Axes) -> Recipe:
-    """Several Linears of one input, stored `[out, in]`, as one kernel `[in, sum of outs]`."""
+    """Several Linears with the same input, each stored as `[out, in]`, as one kernel `[in, sum of outs]`."""
     return Recipe(
         tensors=dict(shapes),
         axes=axes,
@@ -100,7 +100,7 @@ def stacked_columns(shapes: Mapping[str, tuple[int, int]], *, axes: Axes) -> Rec
 
 
 def joined_biases(shapes: Mapping[str, tuple[int]], *, axes: Axes) -> Recipe:
-    """The biases that belong to `stacked_columns`."""
+    """The biases `[out]` of the Linears of `stacked_columns`, as one bias `[sum of outs]`."""
     return Recipe(
         tensors=dict(shapes),
         axes=axes,
@@ -110,10 +110,13 @@ def joined_biases(shapes: Mapping[str, tuple[int]], *, axes: Axes) -> Recipe:
 
 
 def stacked_experts(shapes: Mapping[str, tuple[int, int]], num_experts: int, *, axes: Axes) -> Recipe:
-    """Linears `[out, in]`, expert by expert the same number of them, as one array `[E, in, sum of outs]`."""
+    """Linears of E experts, each stored as `[out, in]`, as one kernel `[E, in, sum of outs of an expert]`.
+
+    `shapes` lists all Linears of the first expert, then those of the second, and so on.
+    """
 
     def assemble(tensors: Sequence[np.ndarray]) -> np.ndarray:
-        # One copy: rows lie end to end as wanted, only the view is transposed.
+        # The concatenation is the only copy; reshaping and swapping axes give views.
         rows = joined_rows(tensors)
         return rows.reshape(num_experts, -1, rows.shape[1]).swapaxes(1, 2)
 
@@ -124,7 +127,7 @@ def stacked_experts(shapes: Mapping[str, tuple[int, int]], num_experts: int, *, 
 
 
 def fused_experts(name: str, shape: tuple[int, int, int], *, axes: Axes) -> Recipe:
-    """The Linears of all experts in one tensor `[E, out, in]`, as one array `[E, in, out]`."""
+    """One Linear of each of E experts, stored in one tensor `[E, out, in]`, as one kernel `[E, in, out]`."""
     return Recipe(
         tensors={name: shape},
         axes=axes,
@@ -134,7 +137,10 @@ def fused_experts(name: str, shape: tuple[int, int, int], *, axes: Axes) -> Reci
 
 
 def constant(value: np.ndarray, *, axes: Axes) -> Recipe:
-    """A parameter that the file has no tensor for. Only this very value can be written: as no tensor."""
+    """A parameter with the fixed `value`, for which the checkpoint has no tensor.
+
+    `disassemble` returns no array. It raises `DSparkError` for any other value, because that value would be lost.
+    """
 
     def disassemble(values: np.ndarray) -> Sequence[np.ndarray]:
         if not np.array_equal(values, value):
@@ -147,22 +153,24 @@ def constant(value: np.ndarray, *, axes: Axes) -> Recipe:
 
 
 def joined_rows(tensors: Sequence[np.ndarray]) -> np.ndarray:
-    """Rows of one kernel, one below the other; float32 where their storage types differ, because float16 and bfloat16
-    have no common one.
+    """The tensors concatenated along axis 0. If their dtypes differ, the result is float32.
+
+    float16 and bfloat16 have no common dtype in NumPy; float32 holds both exactly.
     """
-    types = {tensor.dtype for tensor in tensors}
-    return np.concatenate([tensor if len(types) == 1 else tensor.astype(np.float32) for tensor in tensors], axis=0)
+    dtypes = {tensor.dtype for tensor in tensors}
+    return np.concatenate([tensor if len(dtypes) == 1 else tensor.astype(np.float32) for tensor in tensors], axis=0)
 
 
 def split_rows(rows: np.ndarray, shapes: Iterable[tuple[int, ...]]) -> list[np.ndarray]:
-    """The inverse of `joined_rows`, for tensors of these shapes."""
+    """The inverse of `joined_rows` for tensors of these `shapes`. The dtype stays that of `rows`."""
     ends = np.cumsum([shape[0] for shape in shapes])
     return np.split(rows, ends[:-1])
 
 
 def without_model_prefix(tensors: Mapping[str, TensorSource]) -> Mapping[str, TensorSource]:
-    """`tensors` under the names that draft formats give them: some writers put `model.` before every name. Names of
-    which only some have it stay.
+    """`tensors` without the prefix `model.` that some writers of drafts put before every name.
+
+    If only some names have the prefix, all names stay as they are.
     """
     if not all(name.startswith(_MODEL_PREFIX) for name in tensors):
         return tensors
@@ -176,11 +184,11 @@ def check_tensors(
     file: str,
     ignored: Iterable[str] = (),
 ) -> None:
-    """Raise one `CheckpointError` that lists every missing, unexpected, misshapen and mistyped tensor.
+    """Check that the `available` tensors are exactly those of the `recipes`, with the right shapes and dtypes.
 
-    The error is about `file`, a checkpoint's directory or its only file; a tensor that has a `file` of its own, a
-    shard, is named together with it. `ignored` are full names of tensors without use here; each of them may be present
-    or absent. One that ends in `.*` stands for every name below it.
+    `file` is the directory of the checkpoint or its only file. `ignored` are names of tensors that are not used and may
+    be present or absent; a name that ends in `.*` stands for all names with that prefix. Raises one `CheckpointError`
+    about `file` that names the missing, unexpected, misshapen and mistyped tensors, each with its shard.
     """
     wanted = {name: shape for recipe in recipes.values() for name, shape in recipe.tensors.items()}
     skipped = set(ignored)
@@ -190,12 +198,12 @@ def check_tensors(
         for name, shape in wanted.items()
         if name not in available
     ]
-    surplus = [
+    unexpected_names = [
         name
         for name in available
         if name not in wanted and name not in skipped and not name.startswith(skipped_folders)
     ]
-    unexpected = [f"{_label(name, available[name], file)}: unexpected" for name in surplus]
+    unexpected = [f"{_label(name, available[name], file)}: unexpected" for name in unexpected_names]
     misshapen = [
         f"{_label(name, available[name], file)}: found shape {list(available[name].shape)}, expected {list(shape)}"
         for name, shape in wanted.items()
@@ -218,9 +226,7 @@ def check_tensors(
 
 
 def _label(name: str, tensor: TensorSource, file: str) -> str:
-    """What a message calls a tensor: its shard and its name, the shard without the directory that the message begins
-    with.
-    """
+    """The tensor in a message: its shard, relative to `file`, and its name. Without shards, the name alone."""
     stored_in = getattr(tensor, "file", "") or file
     if stored_in == file:
         return f"tensor {name}"

@@ -1,21 +1,20 @@
-"""The fields of a config that no reader asked for: listed, or refused where their name says that they change the
-network.
+"""Fields of a config that were not read: they are listed, or refused if they change the network.
 
-A misspelt or new field may be harmless. One whose name speaks of a window, of causality, of the rotation, of a scale,
-of a bias or of a norm is not: whoever wrote it runs another network than the one that would be built here.
+A misspelt or new field may have no effect, so it is only listed. A field whose name mentions a window, causality, the
+rotation, a scale, a bias or a norm is refused, except at a value that changes nothing: its writer used another network
+than the one that would be built here.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any
 
 from dspark_jax.speculators_common.errors import field_error
 from dspark_jax.speculators_common.formats.fields import Fields
 
-# What a name speaks of, and the parts by which that is told: of the lower-case name with words joined by underscores,
-# and one at either end.
+# Topic -> parts of names that belong to it. A part is searched in the lower-case name, whose words are joined by
+# underscores and which has one more underscore at each end.
 _TOPICS: Mapping[str, tuple[str, ...]] = {
     "a window": (
         *("window", "sliding", "_swa_", "layer_types", "attention_chunk", "local_attention", "attention_span"),
@@ -33,31 +32,31 @@ _TOPICS: Mapping[str, tuple[str, ...]] = {
     "a bias": ("bias",),
     "a norm": ("norm", "_eps_", "_epsilon_"),
 }
-_NAMES_OF_TOKENS = "mask_token"
-# Names that libraries write, with the values at which they say what holds here anyway.
-_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+_TOKEN_NAMES = "mask_token"  # a field about a token, not about an attention mask
+# Fields that libraries write -> values that change nothing.
+_NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "attention_factor": (1,),
     "bidirectional": (False,),
-    "factor": (1,),  # of a rotation that is not scaled
-    "finetuned": (True, False),  # how a yarn model was made
-    "is_decoder": (False,),  # a default that old writers spell out
+    "factor": (1,),  # 1: the rotation is not scaled
+    "finetuned": (True, False),  # training history of a yarn model
+    "is_decoder": (False,),  # old writers state this default
     "is_encoder_decoder": (False,),
     "use_bidirectional_attention": (False,),
     "use_mrope": (False,),
 }
-# Names whose value 1 changes nothing, and names whose value false does.
+# Names for which the value 1 changes nothing, and names for which the value false changes nothing.
 _FACTORS = re.compile(r"(scale|scaling|multiplier|temperature)s?$")
 _SWITCHES = re.compile(r"bias|^(use|enable|add)_.*(window|swa|sliding|sink|multiplier|scaling|clip)")
 
 
 def unknown_fields(
-    fields: Fields, harmless: Collection[str] = (), neutral: Mapping[str, tuple[Any, ...]] | None = None
+    fields: Fields, harmless: Collection[str] = (), neutral: Mapping[str, tuple[object, ...]] | None = None
 ) -> tuple[str, ...]:
-    """Dotted paths of the stated fields that nobody read, without those that libraries are known to write.
+    """Dotted paths of the stated fields that were not read, without the harmless ones.
 
-    `harmless` are names without influence. `neutral` are further names, each with the values that are without
-    influence. Raises `CheckpointError` for a field whose name says that it changes the network, at any depth: such a
-    field is never left out of account.
+    `harmless` are names of fields that never change the network. `neutral` maps further names to the values that change
+    nothing. Raises `CheckpointError` for an unread field, at any depth, whose name belongs to one of the topics that
+    change the network.
     """
     known = {**_NEUTRAL, **(neutral or {})}
     listed = []
@@ -74,7 +73,7 @@ def unknown_fields(
     return tuple(listed)
 
 
-def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+def _leaves(path: str, value: object) -> Iterator[tuple[str, object]]:
     """Path and value of every stated field at and below `path`."""
     if isinstance(value, Mapping) and value:
         for name, below in value.items():
@@ -87,12 +86,13 @@ def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _topic(path: str) -> str | None:
-    """What the name, or that of an object around it, speaks of."""
-    names = [f"_{_plain(name).replace(_NAMES_OF_TOKENS, '')}_" for name in path.split(".")]
+    """The topic of the field's name or of the name of an object around it; `None` if they have no topic."""
+    names = [f"_{_plain(name).replace(_TOKEN_NAMES, '')}_" for name in path.split(".")]
     return next((topic for topic, parts in _TOPICS.items() for name in names for part in parts if part in name), None)
 
 
-def _is_neutral(path: str, value: Any, known: Mapping[str, tuple[Any, ...]]) -> bool:
+def _is_neutral(path: str, value: object, known: Mapping[str, tuple[object, ...]]) -> bool:
+    """Whether the field at `path` changes nothing at this `value`. `known` maps names to such values."""
     name = _plain(path.rpartition(".")[2])
     if value in ({}, []) or any(type(value) is type(same) and value == same for same in known.get(name, ())):
         return True
@@ -103,5 +103,5 @@ def _is_neutral(path: str, value: Any, known: Mapping[str, tuple[Any, ...]]) -> 
 
 
 def _plain(name: str) -> str:
-    """`normEps[0]` -> `norm_eps`."""
+    """The name in snake case without a list index: `normEps[0]` -> `norm_eps`."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", re.sub(r"\[\d+\]$", "", name)).lower()

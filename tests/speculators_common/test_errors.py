@@ -1,4 +1,4 @@
-"""Error lines stay short and say something of every kind of fault, whatever a file holds."""
+"""Error lines are never too long, and they name and count every kind of fault, whatever a file holds."""
 
 from __future__ import annotations
 

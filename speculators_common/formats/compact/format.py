@@ -1,8 +1,8 @@
-"""`dspark.json` of a compact draft <-> `DraftConfig`, and the list of its tensors.
+"""The compact format: reading and writing `dspark.json`, and the names and shapes of its tensors.
 
-The compact draft is a small network of its own: float32, no grouped heads, no rotation, a learned row for every masked
-slot, embedding and head always the target's. `dspark.json` decides; the `config.json` beside it only makes the
-directory discoverable.
+A compact draft is a small float32 network with as many key heads as query heads, no rotation, and a learned embedding
+for each masked slot. It uses the embedding and the head of the target. `dspark.json` describes it completely. The
+`config.json` beside that file only lets other programs find the draft.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ARCHITECTURE, FAMILY = "DsparkDrafter", "compact"
 SequenceHead = Literal["markov", "rnn"]
 _KIND, _VARIANT, _VERSION = "dspark-drafter", "dspark", 1
 _NO_ROTATION = RopeConfig(theta=1.0, rotary_dim=0)
-# Key in `config` -> field of `CompactSettings`, largest value; the smallest is 1.
+# Field in `config` -> (field of `CompactSettings`, largest value). The smallest value is 1.
 _SIZES = {
     "gamma": ("block_size", MAX_BLOCK_SIZE),
     "dDraft": ("hidden_size", MAX_SIZE),
@@ -46,19 +46,20 @@ _MAX_LISTED_FAULTS = 10
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CompactDims:
-    """What a compact draft takes over from its target. `num_layers` is in no file: only a live target knows it."""
+    """The sizes of the target that a compact draft depends on."""
 
     hidden_size: int  # H
     vocab_size: int  # V
     rms_norm_eps: float
-    num_layers: int | None = None
+    num_layers: int | None = None  # no file states it; None: not known
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CompactSettings:
-    """The sizes that are free, with the format's defaults.
+    """The settings of a compact draft, with the defaults of the format.
 
-    `tap_layers` count as the file does: x = after layer x, the target's depth = after its final norm.
+    `tap_layers` are ids of the format: x is the output of layer x, which is tap x + 1. The number of target layers
+    stands for the tap after the final norm.
     """
 
     block_size: int = 5
@@ -73,10 +74,10 @@ class CompactSettings:
 
 
 def from_compact(raw: Mapping[str, Any], file: Path | str, overrides: DraftOverrides | None = None) -> DraftConfig:
-    """The draft that `raw`, the content of `dspark.json`, describes.
+    """Read the config of a compact draft. `raw` is the content of `dspark.json`, `file` its path.
 
-    `taps` stay as numbers until `DraftConfig.for_target` knows the target's depth. Nothing of this format can be
-    overridden. Raises `CheckpointError` for everything that the format does not allow.
+    All `taps` are numbers. `DraftConfig.for_target` replaces the one after the final norm by `FINAL`. Raises
+    `CheckpointError` for a missing field, for a value that the format does not allow, and for any override.
     """
     top = Fields(raw, file)
     if not top.has("kind") and top.has("architectures"):
@@ -110,7 +111,10 @@ def from_compact(raw: Mapping[str, Any], file: Path | str, overrides: DraftOverr
 def compact_config(
     settings: CompactSettings, dims: CompactDims, *, target_id: str, file: Path | str = DSPARK_JSON
 ) -> DraftConfig:
-    """The normalised record of a compact draft. Raises `CheckpointError` for sizes that do not fit together."""
+    """The `DraftConfig` of a compact draft. Raises `CheckpointError` for settings that are out of range or conflict.
+
+    `target_id` is the name of the target, `<model>@<H>x<V>`. `file` is used in messages.
+    """
     _check_settings(settings, file)
     config = DraftConfig(
         hidden_size=settings.hidden_size,
@@ -148,7 +152,10 @@ def compact_config(
 
 
 def to_compact(config: DraftConfig) -> dict[str, Any]:
-    """The content of `dspark.json`; `from_compact` reads it back to an equal record, up to the target's depth."""
+    """The content of `dspark.json`.
+
+    `from_compact` gives an equal config back, once `for_target` has completed it with the number of target layers.
+    """
     described: dict[str, Any] = {
         "gamma": config.block_size,
         "dDraft": config.hidden_size,
@@ -176,8 +183,8 @@ def to_compact(config: DraftConfig) -> dict[str, Any]:
     }
 
 
-def to_label(config: DraftConfig) -> dict[str, Any]:
-    """The content of the `config.json` that makes the directory discoverable."""
+def to_config_json(config: DraftConfig) -> dict[str, Any]:
+    """The content of the `config.json` by which other programs find the draft."""
     return {
         "model_type": "dspark_assistant",
         "architectures": [ARCHITECTURE],
@@ -188,24 +195,26 @@ def to_label(config: DraftConfig) -> dict[str, Any]:
     }
 
 
-def check_label(label: Mapping[str, Any], file: Path | str, raw: Mapping[str, Any]) -> None:
-    """Raise a `CheckpointError` where the `config.json` beside a `dspark.json` (`raw`) states another value than that
-    file.
+def check_config_json(config_json: Mapping[str, Any], file: Path | str, raw: Mapping[str, Any]) -> None:
+    """Check that `config.json` and the `dspark.json` beside it agree.
+
+    `config_json` is the content of `file`, `raw` that of `dspark.json`. Raises `CheckpointError` for a value in
+    `config_json` that differs.
     """
     described, dims = Fields(raw, DSPARK_JSON).section("config"), Fields(raw, DSPARK_JSON).section("dims")
-    places = {
+    expected = {
         "hidden_size": ("config.dDraft", described.raw.get("dDraft")),
         "vocab_size": ("dims.vocabSize", dims.raw.get("vocabSize")),
         "target_hidden_size": ("dims.hiddenSize", dims.raw.get("hiddenSize")),
         "target_id": ("target_id", raw.get("target_id")),
     }
-    for name, (path, value) in places.items():
-        if label.get(name) is not None and value is not None and label[name] != value:
-            raise field_error(file, name, label[name], f"{value!r}, the {path} of {DSPARK_JSON} beside it")
+    for name, (path, value) in expected.items():
+        if config_json.get(name) is not None and value is not None and config_json[name] != value:
+            raise field_error(file, name, config_json[name], f"{value!r}, the {path} of {DSPARK_JSON} beside it")
 
 
 def tensor_shapes(config: DraftConfig) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every tensor, in the order of `param_names`; matrices are `[in, out]`."""
+    """Name and shape of every tensor, in the order of `param_names`. All are float32; matrices are `[in, out]`."""
     hidden, width, rank = config.hidden_size, config.intermediate_size, config.markov_rank
     shapes: dict[str, tuple[int, ...]] = {}
     for layer in range(config.num_hidden_layers):
@@ -233,7 +242,7 @@ def tensor_shapes(config: DraftConfig) -> dict[str, tuple[int, ...]]:
 
 
 def check_target_id(config: DraftConfig, live: str) -> None:
-    """Raise a `PairError` unless the draft was made for the target called `live`, `<model>@<H>x<V>`."""
+    """Raise `PairError` unless the draft was made for the loaded target. `live` is its id, `<model>@<H>x<V>`."""
     if config.target_name != live:
         raise PairError(
             f"{config.source}: target_id: found {config.target_name!r}, allowed {live!r}, the id of the live target"
@@ -320,7 +329,8 @@ def _check_sizes_in_target_id(top: Fields, config: DraftConfig) -> None:
         )
 
 
-def _table_size(config: DraftConfig) -> str:
+def _described_size(config: DraftConfig) -> str:
+    """The settings that determine which tensors there are, for messages."""
     return f"nLayers {config.num_hidden_layers}, seqHead {'rnn' if config.markov_head_type == 'tanh_rnn' else 'markov'}"
 
 
@@ -336,5 +346,5 @@ def _check_param_names(top: Fields, config: DraftConfig) -> None:
     if faults:
         raise CheckpointError(
             f"{top.file}: param_names: {', '.join(faults)}; allowed the {len(expected)} tensors that config describes "
-            f"({_table_size(config)})"
+            f"({_described_size(config)})"
         )

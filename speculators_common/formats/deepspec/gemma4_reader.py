@@ -1,7 +1,7 @@
-"""`config.json` of a DeepSpec draft with Gemma4 layers -> `DraftConfig`.
+"""Reading the `config.json` of a DeepSpec draft with Gemma4 layers.
 
-Many fields of the target stay behind without meaning for the draft: its sliding window, its per-kind rotary settings
-other than `full_attention`, its key/value sharing between layers.
+The file also holds values of the target that say nothing about the draft: the sliding window, the rotary settings of
+sliding layers, and the sharing of keys and values between layers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from dspark_jax.speculators_common.formats.draft_fields import read_geometry, re
 from dspark_jax.speculators_common.formats.fields import Fields
 from dspark_jax.speculators_common.formats.layer_masks import FULL
 
-_OF_THE_TARGET = (
+# Fields of the target. The head sizes of the draft are read by name below.
+_TARGET_FIELDS = (
     "head_dim",
     "moe_intermediate_size",
     "num_experts",
@@ -36,18 +37,19 @@ _OF_THE_TARGET = (
 def from_deepspec_gemma4(
     raw: Mapping[str, Any], file: Path | str, overrides: DraftOverrides | None = None
 ) -> DraftConfig:
-    """The draft that `raw`, the content of `file`, describes: anchor-first, every layer full and bidirectional, the
-    whole vocabulary.
+    """Read the config of a DeepSpec draft with Gemma4 layers. `raw` is the content of `file`.
 
-    Every layer has heads of `global_head_dim`; which key/value head count applies depends on `attention_k_eq_v`. The
-    rotating share of the head that the file states is the draft's own. Raises `CheckpointError` for everything that the
-    format does not allow.
+    Such a draft is anchor-first and uses all ids of the target vocabulary. Its layers are full and bidirectional unless
+    `use_swa` or `causal` states otherwise. Heads have `global_head_dim` elements. With `attention_k_eq_v` there are
+    `num_global_key_value_heads` key/value heads, otherwise `num_key_value_heads`. The stated `partial_rotary_factor` is
+    that of the draft. `overrides` are values stated by the user. Raises `CheckpointError` for a missing field and for a
+    value that the format does not allow.
     """
     fields = deepspec_fields(
         raw, file, GEMMA4_ARCHITECTURE, activation_name="hidden_activation", activation="gelu_pytorch_tanh"
     )
     network = fields.network
-    network.ignore(*_OF_THE_TARGET)
+    network.ignore(*_TARGET_FIELDS)
     k_eq_v = network.boolean("attention_k_eq_v")
     kv_heads_name = "num_global_key_value_heads" if k_eq_v else "num_key_value_heads"
     if not network.has(kv_heads_name):
@@ -61,7 +63,7 @@ def from_deepspec_gemma4(
         overrides=overrides,
         head_dim_name="global_head_dim",
         kinds=("default", "proportional"),
-        is_drafts_share=True,
+        is_trained_factor=True,
     )
     softcap = network.number("final_logit_softcapping", above=0, default=None)
     return dataclasses.replace(
@@ -74,7 +76,7 @@ def from_deepspec_gemma4(
 
 
 def _refuse_other_layers(network: Fields, num_layers: int) -> None:
-    """Parts that some Gemma4 targets have and no draft of this format."""
+    """Refuse parts of Gemma4 targets that drafts of this format do not have. Raises `CheckpointError`."""
     if network.boolean("enable_moe_block", default=False):
         raise network.error("enable_moe_block", True, "false: drafts with expert layers are not supported")
     per_layer = network.integer("hidden_size_per_layer_input", default=0)
@@ -86,8 +88,10 @@ def _refuse_other_layers(network: Fields, num_layers: int) -> None:
 
 
 def _refuse_wide_layers(network: Fields, num_layers: int) -> None:
-    """The last `num_kv_shared_layers` layers have a wide MLP, unless that is all of them: a target's count may exceed
-    the draft's depth.
+    """Refuse a config in which some of the `num_layers` draft layers have a double-wide MLP.
+
+    With `use_double_wide_mlp` these are the last `num_kv_shared_layers` layers. That number is copied from the target.
+    If it is at least `num_layers`, no layer of the draft is double-wide. Raises `CheckpointError`.
     """
     shared = network.integer("num_kv_shared_layers", minimum=0, default=0)
     if network.boolean("use_double_wide_mlp", default=False) and 0 < shared < num_layers:

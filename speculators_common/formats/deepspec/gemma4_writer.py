@@ -1,4 +1,4 @@
-"""`DraftConfig` -> `config.json` of a DeepSpec draft with Gemma4 layers; the inverse of `from_deepspec_gemma4`."""
+"""Writing the `config.json` of a DeepSpec draft with Gemma4 layers. The inverse of `from_deepspec_gemma4`."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any
 from dspark_jax.speculators_common.formats.deepspec.names import GEMMA4_ARCHITECTURE
 from dspark_jax.speculators_common.formats.deepspec.writer import block_faults, block_fields
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig
-from dspark_jax.speculators_common.formats.draft_writer import Fault, common_faults, refuse_inexpressible
+from dspark_jax.speculators_common.formats.draft_writer import Fault, common_faults, refuse_unwritable
 from dspark_jax.speculators_common.formats.layer_masks import FULL
 from dspark_jax.speculators_common.formats.rope.writer import rope_parameters
 
 
 def to_deepspec_gemma4(config: DraftConfig, *, dtype: str | None = None) -> dict[str, Any]:
-    """The raw fields; `from_deepspec_gemma4` gives an equal config back.
+    """The fields of the `config.json`, all at the top level. `from_deepspec_gemma4` gives an equal config back.
 
-    `dtype` is the name of the stored tensors' type, if it is to be stated. Raises one `CheckpointError` for what the
-    format has no words for. Head sizes and counts of sliding layers, which a draft does not have, are written as those
-    of its full layers.
+    `dtype` is the name of the stored tensors' type; `None` leaves the field out. A draft has no sliding layers, so the
+    head size and the number of key/value heads of sliding layers are written as those of full layers. Raises one
+    `CheckpointError` that lists every value of `config` that cannot be written.
     """
-    refuse_inexpressible(config, "DeepSpec Gemma4", _faults(config))
+    refuse_unwritable(config, "DeepSpec Gemma4", _faults(config))
     fields = {
         "architectures": [GEMMA4_ARCHITECTURE],
         "model_type": "gemma4_text",

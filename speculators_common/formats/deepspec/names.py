@@ -1,4 +1,4 @@
-"""What marks a file of DeepSpec: the name in `architectures`, one for each style of layers, and fields of drafts."""
+"""Names of the DeepSpec format: one architecture and family per layer style, and fields that only a draft states."""
 
 from __future__ import annotations
 

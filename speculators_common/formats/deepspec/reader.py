@@ -1,8 +1,7 @@
-"""`config.json` of a DeepSpec draft -> `DraftConfig`: what its two kinds of layers share, and the draft with Qwen3
-layers.
+"""Reading the `config.json` of a DeepSpec draft with Qwen3 layers, and the parts shared with `gemma4_reader`.
 
-The file is the target's config with the draft's values written over it, so some values of the target stay behind
-without meaning for the draft.
+DeepSpec copies the target's config and replaces the values of the draft. So the file also holds values of the target
+that say nothing about the draft.
 """
 
 from __future__ import annotations
@@ -39,20 +38,21 @@ from dspark_jax.speculators_common.formats.unknown_fields import unknown_fields
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DeepSpecFields:
-    """Where the values of a DeepSpec config may lie: `block` has the block's, `network` those of the layers."""
+    """The objects of a DeepSpec config, and which of them are read for which values."""
 
     architecture: str
-    top: Fields
-    nested: Fields
-    block: Fields
-    network: Fields
+    top: Fields  # the top level of the file
+    nested: Fields  # `transformer_layer_config`
+    block: Fields  # fields of the block: top level, `dspark_config`, `dflash_config`
+    network: Fields  # fields of the layers: top level, `transformer_layer_config`
 
 
 def from_deepspec(raw: Mapping[str, Any], file: Path | str, overrides: DraftOverrides | None = None) -> DraftConfig:
-    """The draft that `raw`, the content of `file`, describes: anchor-first, every layer full and bidirectional, the
-    whole vocabulary.
+    """Read the config of a DeepSpec draft with Qwen3 layers. `raw` is the content of `file`.
 
-    The format has no defaults for its own values. Raises `CheckpointError` for everything that it does not allow.
+    Such a draft is anchor-first and uses all ids of the target vocabulary. Its layers are full and bidirectional unless
+    `use_swa` or `causal` states otherwise. Fields of the block have no defaults. `overrides` are values stated by the
+    user. Raises `CheckpointError` for a missing field and for a value that the format does not allow.
     """
     fields = deepspec_fields(raw, file, QWEN3_ARCHITECTURE, activation_name="hidden_act", activation="silu")
     geometry = read_geometry(fields.top, fields.nested)
@@ -65,7 +65,11 @@ def from_deepspec(raw: Mapping[str, Any], file: Path | str, overrides: DraftOver
 def deepspec_fields(
     raw: Mapping[str, Any], file: Path | str, architecture: str, *, activation_name: str, activation: str
 ) -> DeepSpecFields:
-    """The places of a config of this `architecture`; refuses what no draft of the format can have."""
+    """Check the fields that are fixed in the format, and return the objects of the config.
+
+    `activation` is the only allowed value of the field `activation_name`. Raises `CheckpointError` for another
+    architecture and for another fixed value.
+    """
     top = Fields(raw, file)
     only_architecture(top, names=(architecture,))
     refuse_speculators(top, architecture)
@@ -89,8 +93,9 @@ def deepspec_config(
     *,
     family: str,
 ) -> DraftConfig:
-    """The record of a draft with these sizes and this rotation, its other values read from `fields`; those of Qwen3
-    layers where layers differ.
+    """The `DraftConfig` with these sizes and this rotation; the other values are read from `fields`.
+
+    The layer style is that of Qwen3. The reader of Gemma4 drafts replaces it. Raises `CheckpointError`.
     """
     top, block = fields.top, fields.block
     block_size = block.integer("block_size", minimum=1)
@@ -104,7 +109,7 @@ def deepspec_config(
         sample_from_anchor=sample_from_anchor,
         mask_token_id=read_mask_token(block, geometry["vocab_size"]),
         **_heads(block),
-        layers=read_layer_masks(block, fields.network, geometry["num_hidden_layers"], kinds=(FULL,)),
+        layers=read_layer_masks(block, fields.network, geometry["num_hidden_layers"], layer_types=(FULL,)),
         rope=rope,
         architecture=fields.architecture,
         family=family,
@@ -116,7 +121,7 @@ def deepspec_config(
 
 
 def _taps(block: Fields, num_target_layers: int) -> tuple[int, ...]:
-    """`target_layer_ids`: the output of layer x is the stream after x + 1 layers."""
+    """Read `target_layer_ids`. Id x of DeepSpec is the output of layer x, which is tap x + 1."""
     return read_taps(
         block,
         "target_layer_ids",
@@ -127,7 +132,7 @@ def _taps(block: Fields, num_target_layers: int) -> tuple[int, ...]:
 
 
 def _heads(block: Fields) -> Heads:
-    """A head type is written only for a positive rank, the confidence input only for an enabled head."""
+    """Read both heads. `markov_head_type` and `confidence_head_with_markov` are mandatory if the draft has the head."""
     rank = block.integer("markov_rank")
     enabled = block.boolean("enable_confidence_head")
     block.ignore("confidence_head_with_markov")

@@ -1,6 +1,4 @@
-"""`DraftConfig` -> `config.json` of a DeepSpec draft with Qwen3 layers, in its flat form; the inverse of
-`from_deepspec`.
-"""
+"""Writing the `config.json` of a DeepSpec draft with Qwen3 layers. The inverse of `from_deepspec`."""
 
 from __future__ import annotations
 
@@ -8,23 +6,24 @@ from typing import Any
 
 from dspark_jax.speculators_common.formats.deepspec.names import QWEN3_ARCHITECTURE
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig
-from dspark_jax.speculators_common.formats.draft_writer import Fault, qwen3_faults, qwen3_network, refuse_inexpressible
+from dspark_jax.speculators_common.formats.draft_writer import Fault, qwen3_faults, qwen3_network, refuse_unwritable
 from dspark_jax.speculators_common.formats.layer_masks import FULL
 
-# Anchors sampled per training sequence, as in the released configs. Drafting does not use it, but the reference does
-# not start without it.
+# The number of anchors per training sequence, as in the released configs. It does not affect drafting, but DeepSpec
+# does not load a config without it.
 _NUM_ANCHORS = 512
 
 
 def to_deepspec(config: DraftConfig, *, dtype: str | None = None) -> dict[str, Any]:
-    """The raw fields; `from_deepspec` gives an equal config back.
+    """The fields of the `config.json`, all at the top level. `from_deepspec` gives an equal config back.
 
-    `dtype` is the name of the stored tensors' type, if it is to be stated. Raises one `CheckpointError` for what the
-    format has no words for: other layers than full bidirectional Qwen3 ones, a fill-in block, a draft vocabulary, a
-    target of another width, scaled or capped logits, a partial rotation, and a target of unknown depth.
+    `dtype` is the name of the stored tensors' type; `None` leaves the field out. The format has only full,
+    bidirectional Qwen3 layers, anchor-first blocks, the vocabulary and the hidden size of the target, base logits
+    without scale and soft-cap, and a rotation of all head elements. It states the number of target layers. Raises one
+    `CheckpointError` that lists every value of `config` that cannot be written.
     """
     faults = qwen3_faults(config)
-    refuse_inexpressible(config, "DeepSpec", faults if config.style != "qwen3" else faults + block_faults(config))
+    refuse_unwritable(config, "DeepSpec", faults if config.style != "qwen3" else faults + block_faults(config))
     fields = {
         "architectures": [QWEN3_ARCHITECTURE],
         **qwen3_network(config),
@@ -37,7 +36,7 @@ def to_deepspec(config: DraftConfig, *, dtype: str | None = None) -> dict[str, A
 
 
 def block_fields(config: DraftConfig) -> dict[str, Any]:
-    """The draft's own values. The reference wants a field of a head that is there, and none of a head that is not."""
+    """The fields of the block and the heads. Fields of a head are written only if the draft has that head."""
     fields: dict[str, Any] = {
         "num_target_layers": config.num_target_layers,
         "target_layer_ids": [int(tap) - 1 for tap in config.taps],
@@ -55,7 +54,7 @@ def block_fields(config: DraftConfig) -> dict[str, Any]:
 
 
 def block_faults(config: DraftConfig) -> list[Fault]:
-    """What neither network of the format can say about the block and its place beside the target."""
+    """Reasons why the block of `config` cannot be written in the format, with Qwen3 or Gemma4 layers."""
     faults: list[Fault] = []
     if not config.sample_from_anchor:
         faults.append(("sample_from_anchor", False, "true: drafts of the format are anchor-first"))

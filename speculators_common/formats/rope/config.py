@@ -1,5 +1,6 @@
-"""Rotary position embedding as data, shared by targets and drafts. The arithmetic is in
-`architectures/nn/rotary.py`.
+"""The settings of a rotary position embedding, for targets and drafts.
+
+`architectures/nn/rotary.py` computes the angles.
 """
 
 from __future__ import annotations
@@ -12,24 +13,24 @@ RopeKind = Literal["default", "linear", "llama3", "yarn", "proportional"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RopeConfig:
-    """How positions become rotation angles; element `i` is paired with `i + rotary_dim / 2`.
+    """How positions become rotation angles. Element `i` of a head is paired with element `i + rotary_dim / 2`.
 
-    `rotary_dim` is the number of leading head elements that rotate (`head_dim` unless the rotation is partial).
-    `factor` divides the frequencies (`linear` and `proportional`: all of them; `llama3`: the slow ones, blended between
-    the two frequency factors of the original context length; `yarn`: the slow ones, blended between the pairs that turn
-    `beta_slow` and `beta_fast` times over the original context length). A `linear` rotation may state the original
-    length too; it changes no frequency.
+    `factor` divides frequencies, depending on the kind:
+    * `linear`, `proportional`: all frequencies.
+    * `llama3`: the low frequencies. Between `low_freq_factor` and `high_freq_factor` turns over the original context
+      length, divided and undivided frequencies are blended.
+    * `yarn`: the low frequencies. The blend is between `beta_slow` and `beta_fast` turns.
     """
 
-    theta: float
-    rotary_dim: int
+    theta: float  # base of the frequencies
+    rotary_dim: int  # number of leading head elements that rotate; 0: no rotation
     kind: RopeKind = "default"
     factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
-    original_max_position_embeddings: int = 0
+    original_max_position_embeddings: int = 0  # context length before it was extended, in tokens; 0: not stated
     beta_fast: float = 32.0
     beta_slow: float = 1.0
-    attention_factor: float = 1.0  # yarn: scales queries and keys, through cosine and sine
-    # proportional: the first `rotating_pairs` pairs rotate, with the frequencies of a whole head; the others do not.
+    attention_factor: float = 1.0  # yarn: multiplies cosine and sine, and so queries and keys
+    # proportional: number of leading pairs that rotate. Their frequencies are those of a head that rotates completely.
     rotating_pairs: int = 0

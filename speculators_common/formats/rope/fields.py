@@ -1,7 +1,8 @@
-"""Reading rotary settings from raw configs, of targets and drafts alike, in their new and old layouts.
+"""Reading the rotary settings of targets and drafts from a config, in the layouts of transformers.
 
-New: `rope_parameters`, flat or one object per layer kind. Old: `rope_theta` beside `rope_scaling`, whose kind is named
-`type` or `rope_type`. A file may use both at once; they must then agree.
+The new layout has `rope_parameters`: the settings, or one object of settings per layer type. The old layout has
+`rope_theta` at the top level and the other settings in `rope_scaling`, whose kind is in `rope_type` or `type`. A file
+may use both layouts. Then they must agree.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from dspark_jax.speculators_common.formats.fields import Fields, agreed
 from dspark_jax.speculators_common.formats.rope.config import RopeConfig, RopeKind
 from dspark_jax.speculators_common.formats.size_limits import INT32_MAX
 
-# `proportional` belongs to one family, which asks for it.
-USUAL_KINDS: tuple[RopeKind, ...] = ("default", "linear", "llama3", "yarn")
-_LAYER_KINDS = ("full_attention", "sliding_attention")
-# Without a type these would be left out of the rotation in silence.
+# The kinds of every family. Only Gemma 4 also has `proportional`.
+COMMON_KINDS: tuple[RopeKind, ...] = ("default", "linear", "llama3", "yarn")
+_LAYER_TYPES = ("full_attention", "sliding_attention")
+# Fields that only a scaled rotation has. With one of them, the kind must be stated.
 _SCALING_FIELDS = ("factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor")
-# Pairing neighbouring elements instead of the two halves of a head is another network; each name with the only value we
-# support.
-_HALVES_PAIRED = {"rope_is_neox_style": True, "rope_interleave": False, "rope_interleaved": False}
+# Fields that state which elements of a head form a pair -> the supported value: element i of the first half and element
+# i of the second half. The other value pairs neighbouring elements.
+_PAIRING_FIELDS = {"rope_is_neox_style": True, "rope_interleave": False, "rope_interleaved": False}
 
 
 def parse_rope(
@@ -34,39 +35,39 @@ def parse_rope(
     head_dim_name: str = "head_dim",
     partial_rotary_factor: float | None = None,
     layer_types: Sequence[str] = ("full_attention",),
-    kinds: Collection[RopeKind] = USUAL_KINDS,
+    kinds: Collection[RopeKind] = COMMON_KINDS,
     default_theta: float | None = None,
 ) -> RopeConfig:
-    """The rotary settings of `fields`.
+    """Read the rotary settings of one layer type.
 
-    `head_dim_name` is the field that `head_dim` comes from. `partial_rotary_factor` is the share of `head_dim` that
-    rotates; `None` takes what the file states, or the whole head. `layer_types` are tried in this order where the
-    settings are nested per layer kind. `kinds` are the RoPE types that the family knows. `default_theta` is what a file
-    of the family means that states none; `None`: it must. Raises `CheckpointError` for another kind, a missing theta, a
-    missing or bad scaling parameter, or a rotary width that is not even.
+    `head_dim_name` is the field that states `head_dim`, for messages. `partial_rotary_factor` is the part of a head
+    that rotates, from 0 to 1; `None` uses the stated factor, or 1. Where the settings are nested per layer type, the
+    first of `layer_types` that the file has is read. `kinds` are the RoPE kinds that the family supports.
+    `default_theta` is used if the file states no `rope_theta`; without it the field is mandatory. Raises
+    `CheckpointError` for another kind, a missing theta, a missing or wrong scaling parameter, and an odd `rotary_dim`.
     """
     section = _rope_section(fields, layer_types)
     if partial_rotary_factor is None:
         partial_rotary_factor = stated_partial_rotary_factor(fields, layer_types)
-    everywhere = fields.joined(*section.places)
-    for name, supported in _HALVES_PAIRED.items():
-        if everywhere.boolean(name, default=supported) is not supported:
-            raise everywhere.error(name, not supported, str(supported).lower())
+    joined = fields.joined(*section.locations)
+    for name, supported in _PAIRING_FIELDS.items():
+        if joined.boolean(name, default=supported) is not supported:
+            raise joined.error(name, not supported, str(supported).lower())
     kind = _kind(section, kinds)
     theta = _theta(fields, section, kind, default_theta)
-    share = 1.0 if partial_rotary_factor is None else partial_rotary_factor
+    rotary_factor = 1.0 if partial_rotary_factor is None else partial_rotary_factor
     if kind == "proportional":
         head_dim = _rotary_dim(fields, head_dim_name, head_dim, 1.0, kind)
-        pairs = int(share * head_dim // 2)
+        pairs = int(rotary_factor * head_dim // 2)
         factor = section.number("factor", minimum=1, default=1.0)
         return RopeConfig(theta=theta, rotary_dim=head_dim, kind=kind, factor=factor, rotating_pairs=pairs)
     rope = RopeConfig(
         theta=theta,
-        rotary_dim=_rotary_dim(fields, head_dim_name, head_dim, share, kind),
+        rotary_dim=_rotary_dim(fields, head_dim_name, head_dim, rotary_factor, kind),
         kind=kind,
     )
     if kind == "default":
-        section.ignore("original_max_position_embeddings")  # nothing is scaled
+        section.ignore("original_max_position_embeddings")  # used by scaled rotations only
         return rope
     rope = dataclasses.replace(rope, factor=section.number("factor", minimum=1))
     if kind == "linear":
@@ -76,29 +77,30 @@ def parse_rope(
 
 
 def stated_partial_rotary_factor(fields: Fields, layer_types: Sequence[str] = ("full_attention",)) -> float | None:
-    """`partial_rotary_factor` in (0, 1] as the file states it, beside the rotary settings or inside them; `None` if it
-    says nothing.
+    """The stated `partial_rotary_factor`, in (0, 1], from the rotary settings or beside them; `None` if not stated.
+
+    Raises `CheckpointError` for a value out of range.
     """
-    everywhere = fields.joined(*_rope_section(fields, layer_types).places)
-    return everywhere.number("partial_rotary_factor", above=0, maximum=1, default=None)
+    joined = fields.joined(*_rope_section(fields, layer_types).locations)
+    return joined.number("partial_rotary_factor", above=0, maximum=1, default=None)
 
 
 def theta_choice(
     fields: Fields, layer_types: Sequence[str], theta: float, name: str = "rope_theta"
 ) -> tuple[Choice, ...]:
-    """The choice of `theta`, called `name`, where the file states none."""
-    if _rope_section(fields, layer_types).joined(*fields.places).has("rope_theta"):
+    """The choice `name` of the default `theta`, if the file states no `rope_theta`; otherwise no choice."""
+    if _rope_section(fields, layer_types).joined(*fields.locations).has("rope_theta"):
         return ()
     return (Choice(name=name, value=str(theta), reason="the file does not say; default of the format", flag=""),)
 
 
 def usable_length(stated: int, rope: RopeConfig, file: Path | str) -> int:
-    """The positions that a model can use whose config states `max_position_embeddings` as `stated`.
+    """The largest context length of a model in tokens. `stated` is its `max_position_embeddings`.
 
-    A rotation stretched from an original length serves `factor` times that length, even where the config still states
-    the length before it was stretched. llama3 is left out: its factor shapes the frequencies and is no ratio of
-    lengths. So is a linear rotation that states no original length: files differ in whether the stated one is before
-    or after. Raises `CheckpointError` if the length is beyond int32.
+    A yarn or linear rotation extends the original length by `factor`. Some configs still state the original length in
+    `max_position_embeddings`, so the larger of both is used. A llama3 rotation is not counted, because its factor is
+    not a ratio of lengths. Neither is a linear rotation without an original length, because files differ in whether
+    `max_position_embeddings` is the original or the extended length. Raises `CheckpointError` beyond int32.
     """
     if rope.kind not in ("yarn", "linear"):
         return stated
@@ -110,8 +112,8 @@ def usable_length(stated: int, rope: RopeConfig, file: Path | str) -> int:
     return length
 
 
-def usual_attention_factor(factor: float) -> float:
-    """The attention factor of a yarn rotation that states none."""
+def default_attention_factor(factor: float) -> float:
+    """The attention factor of a yarn rotation that does not state it: 0.1 ln(factor) + 1 (YaRN, arXiv 2309.00071)."""
     return 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
@@ -128,11 +130,11 @@ def _llama3(section: Fields, rope: RopeConfig) -> RopeConfig:
 
 
 def _yarn(fields: Fields, section: Fields, rope: RopeConfig) -> RopeConfig:
-    """A file that does not state the original context length means `max_position_embeddings`."""
-    # `attn_factor` multiplies the usual factor, `attention_factor` replaces it.
-    share = section.number("attn_factor", above=0, default=1.0)
+    """The settings of a yarn rotation. The default of the original context length is `max_position_embeddings`."""
+    # `attn_factor` multiplies the default attention factor, `attention_factor` replaces it.
+    multiplier = section.number("attn_factor", above=0, default=1.0)
     if section.has("attn_factor") and section.has("attention_factor"):
-        raise section.error("attn_factor", share, "no such field beside attention_factor")
+        raise section.error("attn_factor", multiplier, "no such field beside attention_factor")
     for name in ("mscale", "mscale_all_dim"):
         if section.has(name):
             raise section.error(
@@ -144,42 +146,45 @@ def _yarn(fields: Fields, section: Fields, rope: RopeConfig) -> RopeConfig:
     if fast <= slow:
         raise section.error("beta_fast", fast, f"a finite number > {slow} (beta_slow)")
     original = section.integer("original_max_position_embeddings", minimum=1, default=0)
-    usual = usual_attention_factor(rope.factor)
+    default = default_attention_factor(rope.factor)
     return dataclasses.replace(
         rope,
         beta_slow=slow,
         beta_fast=fast,
-        attention_factor=section.number("attention_factor", above=0, default=share * usual),
+        attention_factor=section.number("attention_factor", above=0, default=multiplier * default),
         original_max_position_embeddings=original or fields.integer("max_position_embeddings", minimum=1),
     )
 
 
 def _rope_section(fields: Fields, layer_types: Sequence[str]) -> Fields:
-    sections = [section for name in ("rope_parameters", "rope_scaling") for section in fields.section(name).places]
-    entries = [_entry(section, layer_types) for section in sections]
+    """The settings of one layer type, from `rope_parameters` and `rope_scaling`."""
+    sections = [section for name in ("rope_parameters", "rope_scaling") for section in fields.section(name).locations]
+    entries = [_layer_type_entry(section, layer_types) for section in sections]
     return entries[0].joined(*entries[1:])
 
 
-def _entry(section: Fields, layer_types: Sequence[str]) -> Fields:
+def _layer_type_entry(section: Fields, layer_types: Sequence[str]) -> Fields:
+    """The first of `layer_types` that is nested in `section`; `section` itself if nothing is nested."""
     nested = [name for name, value in section.raw.items() if isinstance(value, Mapping)]
     if not nested:
         return section
     chosen = next((name for name in layer_types if name in nested), None)
     if chosen is None:
         raise field_error(section.file, section.prefix, nested, f"an entry for {' or '.join(layer_types)}")
-    # Values beside the per-kind objects are leftovers of the writer, if they are those of one of the kinds or say
-    # `default`.
+    # Some writers repeat the values of one layer type, or the kind `default`, beside the nested objects. They are
+    # ignored.
     repeated = (
         name
         for name, value in section.raw.items()
         if value == "default" or (name not in nested and any(section.raw[kind].get(name) == value for kind in nested))
     )
-    section.ignore(*repeated, *(name for name in _LAYER_KINDS if name != chosen))
+    section.ignore(*repeated, *(name for name in _LAYER_TYPES if name != chosen))
     return section.section(chosen)
 
 
 def _kind(section: Fields, kinds: Collection[RopeKind]) -> RopeKind:
-    stated = [(section.label(name), section.string(name)) for name in ("rope_type", "type") if section.has(name)]
+    """The RoPE kind, one of `kinds`; `default` if the file states no kind and no scaling."""
+    stated = [(section.dotted_path(name), section.string(name)) for name in ("rope_type", "type") if section.has(name)]
     scaled = next((name for name in _SCALING_FIELDS if section.has(name)), None)
     if not stated and scaled is not None:
         raise section.missing("rope_type", f"{', '.join(kinds)}, as {scaled} is stated")
@@ -187,19 +192,19 @@ def _kind(section: Fields, kinds: Collection[RopeKind]) -> RopeKind:
     for kind in kinds:
         if name == kind:
             return kind
-    where = stated[0][0] if stated else section.label("rope_type")
+    where = stated[0][0] if stated else section.dotted_path("rope_type")
     raise field_error(section.file, where, name, f"{', '.join(kinds)} as RoPE type")
 
 
 def _theta(fields: Fields, section: Fields, kind: RopeKind, default: float | None) -> float:
-    everywhere = section.joined(*fields.places)
-    if not everywhere.has("rope_theta"):
+    joined = section.joined(*fields.locations)
+    if not joined.has("rope_theta"):
         if default is not None:
             return default
         raise missing_field(
             fields.file, f"{section.prefix}.rope_theta or rope_theta", f"a finite number > 1 (RoPE type {kind!r})"
         )
-    return everywhere.number("rope_theta", above=1)
+    return joined.number("rope_theta", above=1)
 
 
 def _rotary_dim(fields: Fields, name: str, head_dim: int, factor: float, kind: RopeKind) -> int:

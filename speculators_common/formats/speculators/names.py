@@ -1,4 +1,4 @@
-"""What marks a file of the speculators library: the names and fields that its drafts state, and no other format has."""
+"""Names of the speculators format: architectures, families, and fields by which a file of the library is recognised."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from collections.abc import Mapping
 from dspark_jax.speculators_common.formats.fields import Fields
 
 TYPE_FIELD = "speculators_model_type"
-# Kind of draft -> the names in `architectures`, the library's own first.
+# `speculators_model_type` -> names in `architectures`; the first is the one that the library writes.
 ARCHITECTURES: Mapping[str, tuple[str, ...]] = {
     "dspark": ("DSparkDraftModel", "DSparkSpeculator"),
     "dflash": ("DFlashDraftModel", "DFlashSpeculator"),
 }
 FAMILIES: Mapping[str, str] = {"dspark": "speculators_dspark", "dflash": "speculators_dflash"}
-MARKS = ("speculators_config", "aux_hidden_state_layer_ids")  # beside the type, in no draft of another library
-DRAFT_FIELDS = (TYPE_FIELD, *MARKS, "dspark_config", "dflash_config", "mask_token_id", "markov_rank")
+LIBRARY_FIELDS = ("speculators_config", "aux_hidden_state_layer_ids")  # only this library writes them
+DRAFT_FIELDS = (TYPE_FIELD, *LIBRARY_FIELDS, "dspark_config", "dflash_config", "mask_token_id", "markov_rank")
 
 
-def states_marks(fields: Fields) -> bool:
-    """Whether a config states fields of the library, whether or not it states its type."""
-    return any(place.has(name) for place in (fields, fields.section("dflash_config")) for name in MARKS)
+def states_library_fields(fields: Fields) -> bool:
+    """Whether a config states fields that only this library writes, `speculators_model_type` not counted."""
+    return any(location.has(name) for location in (fields, fields.section("dflash_config")) for name in LIBRARY_FIELDS)
 
 
 def refuse_speculators(fields: Fields, architecture: str) -> None:
-    """Raise a `CheckpointError` if a config whose `architecture` is of another format states the library's type."""
+    """Raise `CheckpointError` if a config with an `architecture` of another format has `speculators_model_type`."""
     if fields.has(TYPE_FIELD):
         known = ", ".join(name for names in ARCHITECTURES.values() for name in names)
         raise fields.error(

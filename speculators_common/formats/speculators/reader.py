@@ -1,7 +1,7 @@
-"""`config.json` of a speculators draft, DSpark or DFlash -> `DraftConfig`. The JSON is the same from 0.7 on; only the
-set of saved tensors changed.
+"""Reading the `config.json` of a DSpark or DFlash draft of the speculators library, from release 0.7 on.
 
-The network is always Qwen3 style, whatever model type the nested config names.
+The fields did not change since 0.7; only the saved tensors did. The layers are always Qwen3 layers, whatever
+`model_type` in `transformer_layer_config` states.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from dspark_jax.speculators_common.errors import field_error
 from dspark_jax.speculators_common.formats.choice import Choice
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig, DraftOverrides
 from dspark_jax.speculators_common.formats.draft_fields import (
+    DEFAULT_THETA,
     HARMLESS_FIELDS,
     LAYOUT_FLAG,
     NEUTRAL_FIELDS,
     NO_HEADS,
-    THETA,
     Heads,
     check_block_size,
     read_geometry,
@@ -36,10 +36,11 @@ from dspark_jax.speculators_common.formats.unknown_fields import unknown_fields
 
 
 def from_speculators(raw: Mapping[str, Any], file: Path | str, overrides: DraftOverrides | None = None) -> DraftConfig:
-    """The draft that `raw`, the content of `file`, describes.
+    """Read the config of a speculators draft. `raw` is the content of `file`.
 
-    The geometry may lie in `transformer_layer_config` or at the top level, the block's values at the top level or in
-    `dspark_config` / `dflash_config`. Raises `CheckpointError` for everything that the format does not allow.
+    Fields of the layers may be in `transformer_layer_config` or at the top level. Fields of the block may be at the top
+    level, in `dspark_config` or in `dflash_config`. `overrides` are values stated by the user. Raises `CheckpointError`
+    for a missing field and for a value that the format does not allow.
     """
     top = Fields(raw, file)
     kind, architecture = _kind(top)
@@ -57,7 +58,7 @@ def from_speculators(raw: Mapping[str, Any], file: Path | str, overrides: DraftO
         head_dim=geometry["head_dim"],
         layer_types=(SLIDING, FULL),
         overrides=overrides,
-        default_theta=THETA,
+        default_theta=DEFAULT_THETA,
     )
     num_target_layers = top.integer("num_target_layers", minimum=1, default=None)
     verifier = library.section("verifier")
@@ -91,7 +92,7 @@ def from_speculators(raw: Mapping[str, Any], file: Path | str, overrides: DraftO
 
 
 def _kind(top: Fields) -> tuple[str, str]:
-    """The kind of draft and its name in `architectures`; a file without names has the library's own."""
+    """The `speculators_model_type` and the architecture. The default architecture is the one the library writes."""
     if not top.has(TYPE_FIELD):
         names = [name for known in ARCHITECTURES.values() for name in known]
         architecture = only_architecture(top, names=names)
@@ -112,7 +113,7 @@ def _check_algorithm(library: Fields, kind: str) -> None:
 
 
 def _heads(block: Fields, *, is_dspark: bool) -> Heads:
-    """DSpark has heads by default; DFlash is the same network without any."""
+    """Read both heads. A DSpark draft has them by default; a DFlash draft is the same network without heads."""
     if is_dspark:
         return read_heads(
             block,
@@ -135,11 +136,11 @@ def _heads(block: Fields, *, is_dspark: bool) -> Heads:
 def _layout(
     block: Fields, library: Fields, block_size: int, overrides: DraftOverrides | None, *, is_dspark: bool
 ) -> tuple[bool, tuple[Choice, ...]]:
-    """Whether the block is anchor-first, and the choice made if the file alone does not decide it.
+    """Whether the block is anchor-first, and the choice if the file does not state `sample_from_anchor`.
 
-    A DSpark file that does not say tells its layout by its `speculative_tokens`, or else is anchor-first. A DFlash file
-    that does not say is fill-in: the field came after the first such files, which state `block_size` tokens all the
-    same.
+    The default of a DSpark file follows from `speculative_tokens`: `block_size` means anchor-first, one less means
+    fill-in. Without a conclusive number it is anchor-first. The default of a DFlash file is fill-in, whatever its
+    `speculative_tokens`: files from before the field existed are fill-in and state `block_size` there.
     """
     stated = block.boolean("sample_from_anchor", default=None)
     override = None if overrides is None else overrides.sample_from_anchor
@@ -164,14 +165,15 @@ def _layout(
 
 
 def _declared_drafts(library: Fields, block_size: int) -> list[tuple[str, int]]:
-    """Field path and value of every `speculative_tokens`.
+    """Dotted path and value of every `speculative_tokens`.
 
-    The number of the whole block tells the layout. A smaller one is how many drafts a round should have.
+    `block_size` or `block_size - 1` is the number of drafts of a block and determines the layout. A smaller value is
+    the recommended number of drafts per round. Raises `CheckpointError` for a larger value.
     """
     library.ignore("default_proposal_method")
     methods = library.sections("proposal_methods")
     declared = [
-        (method.label("speculative_tokens"), method.integer("speculative_tokens", minimum=1))
+        (method.dotted_path("speculative_tokens"), method.integer("speculative_tokens", minimum=1))
         for method in methods
         if method.has("speculative_tokens")
     ]
@@ -188,6 +190,7 @@ def _declared_drafts(library: Fields, block_size: int) -> list[tuple[str, int]]:
 def _check_declared_drafts(
     block: Fields, declared: list[tuple[str, int]], block_size: int, sample_from_anchor: bool
 ) -> None:
+    """Raise `CheckpointError` if a declared number of drafts is that of the other layout."""
     implied = block_size if sample_from_anchor else block_size - 1
     layout = "anchor-first" if sample_from_anchor else "fill-in"
     for path, value in declared:
@@ -200,7 +203,7 @@ def _check_declared_drafts(
 
 
 def _draft_vocab_size(top: Fields, vocab_size: int) -> int:
-    """Vd. Larger than V is allowed: a head padded beyond the vocabulary, whose map must be the identity."""
+    """Read Vd. It may be larger than V: then the head is padded, and draft ids equal target ids."""
     draft_vocab_size = top.integer("draft_vocab_size", default=32000)
     if draft_vocab_size < 1:
         raise top.error("draft_vocab_size", draft_vocab_size, f"an integer >= 1 (vocab_size is {vocab_size})")

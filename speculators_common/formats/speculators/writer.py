@@ -1,26 +1,25 @@
-"""`DraftConfig` -> `config.json` of a speculators draft, in the nested form that releases from 0.7 on read; the inverse
-of `from_speculators`.
-"""
+"""Writing the `config.json` of a speculators draft, for releases from 0.7 on. The inverse of `from_speculators`."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig
-from dspark_jax.speculators_common.formats.draft_writer import Fault, qwen3_faults, qwen3_network, refuse_inexpressible
+from dspark_jax.speculators_common.formats.draft_writer import Fault, qwen3_faults, qwen3_network, refuse_unwritable
 from dspark_jax.speculators_common.formats.layer_masks import FULL, SLIDING
 from dspark_jax.speculators_common.formats.speculators.names import ARCHITECTURES, TYPE_FIELD
 
 
 def to_speculators(config: DraftConfig, *, dtype: str | None = None) -> dict[str, Any]:
-    """The raw fields; `from_speculators` gives an equal config back.
+    """The fields of the `config.json`. `from_speculators` gives an equal config back.
 
-    A DFlash draft becomes one of this library, anything else DSpark, rank 0 included. `dtype` is the name of the stored
-    tensors' type, if it is to be stated. Raises one `CheckpointError` for what the format has no words for: other
-    layers than Qwen3's, windows counted from the query, different windows, causality that no switch gives, scaled or
-    capped logits, a partial rotation.
+    A draft with a DFlash architecture and without heads is written as DFlash, every other draft as DSpark. `dtype` is
+    the name of the stored tensors' type; `None` leaves the field out. The format has only Qwen3 layers, one window for
+    all sliding layers, counted from the anchor, one causality per layer type, base logits without scale and soft-cap,
+    and a rotation of all head elements. Raises one `CheckpointError` that lists every value of `config` that cannot be
+    written.
     """
-    refuse_inexpressible(config, "speculators", _faults(config))
+    refuse_unwritable(config, "speculators", _faults(config))
     has_heads = config.markov_rank > 0 or config.enable_confidence_head
     is_dflash = config.architecture in ARCHITECTURES["dflash"] and not has_heads
     kind = "dflash" if is_dflash else "dspark"
@@ -45,17 +44,18 @@ def to_speculators(config: DraftConfig, *, dtype: str | None = None) -> dict[str
             "confidence_head_with_markov": config.confidence_head_with_markov,
         }
     if config.num_target_layers is not None:
-        # Not a field of the library, which carries what it does not know: the way back to DeepSpec needs it.
+        # The library does not know this field, but keeps it. A conversion to DeepSpec needs it.
         fields["num_target_layers"] = config.num_target_layers
     fields |= {
         "tie_word_embeddings": False,
-        "speculators_config": _library(config, kind),
+        "speculators_config": _library_section(config, kind),
         "transformer_layer_config": _network(config),
     }
     return fields if dtype is None else {**fields, "dtype": dtype}
 
 
-def _library(config: DraftConfig, kind: str) -> dict[str, Any]:
+def _library_section(config: DraftConfig, kind: str) -> dict[str, Any]:
+    """The fields of `speculators_config`."""
     return {
         "algorithm": kind,
         "default_proposal_method": "greedy",
@@ -72,21 +72,23 @@ def _library(config: DraftConfig, kind: str) -> dict[str, Any]:
 
 
 def _speculative_tokens(config: DraftConfig) -> int:
-    """What the draft's file states, if that is fewer than any whole block; the number of a whole block tells the
-    layout.
+    """The recommended number of drafts per round; without one, the number of drafts of a block.
+
+    A recommended number of `block_size - 1` or more is not written, because readers infer the layout from it.
     """
     stated = config.stated_drafts
     return config.max_drafts if stated is None or stated >= config.block_size - 1 else stated
 
 
 def _network(config: DraftConfig) -> dict[str, Any]:
+    """The fields of `transformer_layer_config`."""
     windows = [layer.window for layer in config.layers]
     window = max((width for width in windows if width is not None), default=None)
     return {
         **qwen3_network(config),
         "layer_types": [FULL if width is None else SLIDING for width in windows],
         "sliding_window": window,
-        # Without this, readers of Qwen3 configs drop the window.
+        # Other readers of Qwen3 configs ignore the window without this field.
         "use_sliding_window": window is not None,
     }
 

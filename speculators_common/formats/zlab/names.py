@@ -1,6 +1,4 @@
-"""What marks a file of z-lab: the name in `architectures`, which the speculators library uses too, and fields of
-drafts.
-"""
+"""Names of the z-lab format. The speculators library uses the same architecture name."""
 
 from __future__ import annotations
 

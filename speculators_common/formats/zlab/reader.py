@@ -1,5 +1,7 @@
-"""`config.json` of a z-lab DFlash draft -> `DraftConfig`: Qwen3 layers without heads, fill-in, embedding and head
-always the target's.
+"""Reading the `config.json` of a z-lab DFlash draft.
+
+Such a draft is fill-in and has Qwen3 layers, no Markov head and no confidence head. It uses the embedding and the head
+of the target.
 """
 
 from __future__ import annotations
@@ -10,10 +12,10 @@ from typing import Any
 
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig, DraftOverrides
 from dspark_jax.speculators_common.formats.draft_fields import (
+    DEFAULT_THETA,
     HARMLESS_FIELDS,
     NEUTRAL_FIELDS,
     NO_HEADS,
-    THETA,
     read_fixed_layout,
     read_geometry,
     read_mask_token,
@@ -30,11 +32,11 @@ from dspark_jax.speculators_common.formats.zlab.names import ARCHITECTURE, FAMIL
 
 
 def from_zlab(raw: Mapping[str, Any], file: Path | str, overrides: DraftOverrides | None = None) -> DraftConfig:
-    """The draft that `raw`, the content of `file`, describes.
+    """Read the config of a z-lab DFlash draft. `raw` is the content of `file`.
 
-    The geometry lies at the top level, the block's values in `dflash_config` or beside it. Taps and mask id have no
-    default here, although some readers of the format guess them. Raises `CheckpointError` for everything that the
-    format does not allow.
+    Fields of the layers are at the top level. Fields of the block are in `dflash_config` or at the top level. Taps and
+    mask token are mandatory, although some readers of the format have defaults for them. `overrides` are values stated
+    by the user. Raises `CheckpointError` for a missing field and for a value that the format does not allow.
     """
     top = Fields(raw, file)
     architecture = only_architecture(top, names=(ARCHITECTURE,))
@@ -51,7 +53,7 @@ def from_zlab(raw: Mapping[str, Any], file: Path | str, overrides: DraftOverride
         head_dim=geometry["head_dim"],
         layer_types=(SLIDING, FULL),
         overrides=overrides,
-        default_theta=THETA,
+        default_theta=DEFAULT_THETA,
     )
     num_target_layers = top.integer("num_target_layers", minimum=1, default=None)
     layers = read_layer_masks(block, network, geometry["num_hidden_layers"])
@@ -70,7 +72,8 @@ def from_zlab(raw: Mapping[str, Any], file: Path | str, overrides: DraftOverride
         mask_token_id=read_mask_token(block, geometry["vocab_size"]),
         **NO_HEADS,
         layers=layers,
-        # Without windows there is nothing to measure, and the record equals that of the speculators twin.
+        # Without windows the origin has no effect. The default makes the config equal to that of the same draft in the
+        # speculators format.
         window_origin="query" if any(layer.window for layer in layers) else "anchor",
         rope=rope,
         embedding_scale=block.number("input_embedding_scale", above=0, default=1.0),

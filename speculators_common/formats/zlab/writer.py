@@ -1,11 +1,11 @@
-"""`DraftConfig` -> `config.json` of a z-lab DFlash draft; the inverse of `from_zlab`."""
+"""Writing the `config.json` of a z-lab DFlash draft. The inverse of `from_zlab`."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig
-from dspark_jax.speculators_common.formats.draft_writer import Fault, qwen3_faults, qwen3_network, refuse_inexpressible
+from dspark_jax.speculators_common.formats.draft_writer import Fault, qwen3_faults, qwen3_network, refuse_unwritable
 from dspark_jax.speculators_common.formats.layer_masks import FULL, SLIDING
 from dspark_jax.speculators_common.formats.zlab.names import ARCHITECTURE
 
@@ -13,14 +13,14 @@ _BLOCK_FIELDS = ("input_embedding_scale", "output_multiplier", "final_logit_soft
 
 
 def to_zlab(config: DraftConfig, *, dtype: str | None = None) -> dict[str, Any]:
-    """The raw fields; `from_zlab` gives an equal config back.
+    """The fields of the `config.json`. `from_zlab` gives an equal config back.
 
-    `dtype` is the name of the stored tensors' type, if it is to be stated. Raises one `CheckpointError` for what the
-    format has no words for: other layers than Qwen3's, heads, an anchor-first block, a draft vocabulary, tables of the
-    draft's own, a target of another width, different windows or ones counted from the anchor, and causality that
-    differs among layers of one kind.
+    `dtype` is the name of the stored tensors' type; `None` leaves the field out. The format has only Qwen3 layers,
+    fill-in blocks, no Markov and confidence heads, the vocabulary, hidden size, embedding and head of the target, and
+    one window for all sliding layers, counted from each query slot. Causality is the same in all layers, or true
+    exactly in the sliding ones. Raises one `CheckpointError` that lists every value of `config` that cannot be written.
     """
-    refuse_inexpressible(config, "z-lab DFlash", _faults(config))
+    refuse_unwritable(config, "z-lab DFlash", _faults(config))
     windows = [layer.window for layer in config.layers]
     window = next((width for width in windows if width is not None), None)
     block: dict[str, Any] = {
@@ -29,9 +29,9 @@ def to_zlab(config: DraftConfig, *, dtype: str | None = None) -> dict[str, Any]:
     }
     if any(layer.causal != (layer.window is not None) for layer in config.layers):
         block["is_causal"] = config.layers[0].causal
-    plain = {"input_embedding_scale": 1.0, "output_multiplier": 1.0, "final_logit_softcapping": None}
+    neutral = {"input_embedding_scale": 1.0, "output_multiplier": 1.0, "final_logit_softcapping": None}
     found = (config.embedding_scale, config.output_multiplier, config.final_logit_softcapping)
-    block |= {name: value for name, value in zip(_BLOCK_FIELDS, found, strict=True) if value != plain[name]}
+    block |= {name: value for name, value in zip(_BLOCK_FIELDS, found, strict=True) if value != neutral[name]}
     fields = {
         "architectures": [ARCHITECTURE],
         **qwen3_network(config),
@@ -47,7 +47,7 @@ def to_zlab(config: DraftConfig, *, dtype: str | None = None) -> dict[str, Any]:
 
 
 def _faults(config: DraftConfig) -> list[Fault]:
-    # The format does have fields for scales and caps.
+    # Unlike the other formats of Qwen3 layers, this one has fields for scales and the soft-cap.
     faults = [fault for fault in qwen3_faults(config) if fault[0] not in _BLOCK_FIELDS]
     if config.style != "qwen3":
         return faults

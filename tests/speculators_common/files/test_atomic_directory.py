@@ -1,4 +1,4 @@
-"""A directory is written whole or not at all, whatever interrupts the writing."""
+"""A directory is written completely or not at all, whatever interrupts the writing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`dspark.json`: read to a record, written back to the same one, and refused by field."""
+"""`dspark.json` is read and written back with the same content; wrong values are refused with the name of the field."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from dspark_jax.speculators_common.errors import CheckpointError, PairError
 from dspark_jax.speculators_common.formats.compact.format import (
     CompactDims,
     CompactSettings,
-    check_label,
+    check_config_json,
     check_target_id,
     compact_config,
     from_compact,
     tensor_shapes,
     to_compact,
-    to_label,
+    to_config_json,
 )
 from dspark_jax.speculators_common.formats.draft_config import (
     FINAL,
@@ -48,17 +48,17 @@ def stored(variant: str = "markov_sts", file: str = "dspark.json") -> dict[str, 
 
 
 def changed(**changes: Any) -> dict[str, Any]:
-    """The description of a small draft with fields set, `__` for the dot; `...` removes one."""
+    """The `dspark.json` of a small draft, with `changes`: `a__b` is the field a.b, the value `...` removes it."""
     raw = copy.deepcopy(stored())
     for path, value in changes.items():
         *parents, name = path.split("__")
-        place = raw
+        section = raw
         for parent in parents:
-            place = place[parent]
+            section = section[parent]
         if value is ...:
-            place.pop(name, None)
+            section.pop(name, None)
         else:
-            place[name] = value
+            section[name] = value
     return raw
 
 
@@ -119,7 +119,7 @@ def test_what_is_written_is_what_was_read(variant):
     raw["config"].setdefault("seqHead", "markov")
     assert to_compact(parsed(raw)) == raw
     assert to_compact(parsed(raw).for_target(6)) == raw
-    assert to_label(parsed(raw)) == stored(variant, "config.json")
+    assert to_config_json(parsed(raw)) == stored(variant, "config.json")
 
 
 def test_defaults_are_those_of_the_format():
@@ -258,17 +258,17 @@ def test_nothing_can_be_stated_by_the_user_instead():
     ],
 )
 def test_a_label_that_contradicts_the_description_is_refused(name, value, path):
-    label = stored("markov_sts", "config.json")
-    check_label(label, "draft/config.json", stored())
+    config_json = stored("markov_sts", "config.json")
+    check_config_json(config_json, "draft/config.json", stored())
     with pytest.raises(
         CheckpointError, match=rf"draft/config.json: {name}: found {value!r}, allowed .*, the {path} of dspark.json"
     ):
-        check_label(label | {name: value}, "draft/config.json", stored())
+        check_config_json(config_json | {name: value}, "draft/config.json", stored())
 
 
 @st.composite
 def _sizes(draw: st.DrawFn) -> tuple[dict[str, Any], list[float] | None, dict[str, Any]]:
-    """Settings, thresholds and dims as plain values."""
+    """Keyword arguments of `CompactSettings`, the thresholds, and keyword arguments of `CompactDims`."""
     heads, block, depth = draw(st.integers(1, 4)), draw(st.integers(1, 6)), draw(st.integers(1, 9))
     chosen = {
         "block_size": block,

@@ -1,5 +1,6 @@
-"""DeepSpec configs become the same `DraftConfig` as their speculators twins; the format has no defaults for its own
-fields.
+"""DeepSpec configs give the same `DraftConfig` as the speculators configs of the same drafts.
+
+Unlike there, the fields of the block have no defaults.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def stored(variant: str = "vanilla") -> dict[str, Any]:
 
 
 def changed(**changes: Any) -> dict[str, Any]:
-    """The config of a small draft (W 5, V 199, target of 6 layers) with fields set; `...` removes one."""
+    """The config of a small draft (W 5, V 199, target of 6 layers) with `changes`; the value `...` removes a field."""
     return {name: value for name, value in (stored() | changes).items() if value is not ...}
 
 
@@ -108,8 +109,9 @@ GEOMETRY = (
 
 
 def speculators_twin(raw: dict[str, Any]) -> dict[str, Any]:
-    """The same weights described in the speculators format: ids one larger, geometry nested, layout and vocabulary
-    stated.
+    """The config of the same draft in the speculators format.
+
+    Tap ids are one larger, the sizes are nested, and layout and draft vocabulary are stated.
     """
     heads = (
         "markov_rank",

@@ -1,4 +1,4 @@
-"""DeepSpec Gemma4 configs: which of the target's fields count for the draft, and what is refused."""
+"""DeepSpec Gemma4 configs: which fields describe the draft and not the target, and which values are refused."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ def stored(variant: str = "keqv_softcap_vanilla") -> dict[str, Any]:
 
 
 def changed(**changes: Any) -> dict[str, Any]:
-    """The config of a small draft (W 5, V 199, target of 6 layers, values equal keys) with fields set; `...` removes
-    one.
+    """The config of a small draft (W 5, V 199, target of 6 layers, values equal keys), with `changes`.
+
+    A change replaces a field; the value `...` removes it.
     """
     return {name: value for name, value in (stored() | changes).items() if value is not ...}
 
@@ -86,7 +87,7 @@ def test_every_recorded_variant_parses_to_what_its_name_says(variant, k_eq_v, kv
 
 
 def test_the_released_gemma4_12b_drafts_parse():
-    """The published sizes, with heads and, as a DFlash baseline, without."""
+    """With the published sizes, with both heads and without heads (the DFlash baseline)."""
     sizes = {
         "hidden_size": 3840,
         "intermediate_size": 15360,

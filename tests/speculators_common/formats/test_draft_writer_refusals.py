@@ -1,4 +1,4 @@
-"""What a format cannot express is refused by name, with the value found."""
+"""A draft that a format cannot describe is refused with the name of the field and the value found."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.written_configs import CAUSAL_FULL, FULL, NON_CAUSAL, SLIDING
 
 
 def test_a_draft_made_in_a_program_without_a_length_is_in_no_format() -> None:
-    """The published constructor allows it; a file that said null could not be read."""
+    """The published constructor allows it, but no reader accepts null."""
     for write, config in ((to_speculators, speculators()), (to_deepspec, deepspec()), (to_deepspec_gemma4, gemma4())):
         said = refusal(write, dataclasses.replace(config, max_position_embeddings=None))
         assert said.endswith("max_position_embeddings: found None, allowed an integer >= 1, as every file states it")

@@ -1,4 +1,4 @@
-"""What a writer writes is read back as the same draft by the reader of its format."""
+"""Each writer is the inverse of the reader of its format."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_deepspec_gemma4_draft_is_written_as_it_was_read(folder: Path) -> None
 
 @pytest.mark.parametrize("folder", SPECULATORS[:-2], ids=lambda folder: folder.name)
 def test_nothing_that_the_library_writes_about_the_draft_is_left_out_or_written_otherwise(folder: Path) -> None:
-    """What is left out are the writer's own marks and what belongs to training."""
+    """Only fields about the writing library and about training are left out."""
     stored, written = raw(folder), through_json(to_speculators(from_speculators(raw(folder), folder), dtype="float32"))
     marks = {"auto_map", "speculators_version", "transformers_version"}
     assert {name: value for name, value in stored.items() if name not in marks | {"transformer_layer_config"}} == {
@@ -132,7 +132,7 @@ def test_every_mixture_of_layers_that_the_speculators_format_knows(layers: tuple
 
 @pytest.mark.parametrize("rope", ROPES.values(), ids=ROPES)
 def test_every_rotation_is_written_and_read_alike(rope: RopeConfig) -> None:
-    own = {"rope": rope, "max_position_embeddings": 4 * 32768}  # no less than any of the rotations serves
+    own = {"rope": rope, "max_position_embeddings": 4 * 32768}  # at least the usable length of each rotation
     assert_read_back(deepspec(**own), to_deepspec(deepspec(**own)), from_deepspec)
     assert_read_back(speculators(**own), to_speculators(speculators(**own)), from_speculators)
 
@@ -153,7 +153,7 @@ def test_a_partial_rotation_of_gemma4_heads_is_met_exactly(head_dim: int) -> Non
 
 def test_sizes_and_heads_at_their_edges() -> None:
     for changes in (
-        {"draft_vocab_size": 256},  # a head padded beyond the vocabulary
+        {"draft_vocab_size": 256},  # a head that is padded beyond the target vocabulary
         {"target_hidden_size": 96},
         {"markov_rank": 0, "markov_head_type": "none", "confidence_head_with_markov": False},
         {
@@ -189,7 +189,7 @@ def test_a_zlab_draft_without_extras_is_a_speculators_one() -> None:
 
 @pytest.mark.parametrize(("stated", "written"), [(None, 5), (1, 1), (3, 3), (4, 5), (5, 5)])
 def test_the_number_of_drafts_that_a_file_states_is_kept(stated: int | None, written: int) -> None:
-    """But for the number of a whole block of the other layout, which would say that the block is of that one."""
+    """Except for the number of drafts of a block, in either layout: readers would infer the layout from it."""
     config = speculators(stated_drafts=stated)
     fields = to_speculators(config)
     assert fields["speculators_config"]["proposal_methods"][0]["speculative_tokens"] == written

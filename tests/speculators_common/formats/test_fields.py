@@ -1,6 +1,4 @@
-"""Typed reading of raw configs: every wrong value is one error with file, dotted path, value found and values
-allowed.
-"""
+"""Typed reading of configs: the error of a wrong value names file, dotted path, value found and values allowed."""
 
 from __future__ import annotations
 
@@ -141,7 +139,7 @@ def test_joined_places_give_the_value_of_whichever_states_it():
     f = fields(a=1, both=3, nested={"b": 2, "both": 3, "a": None})
     joined = f.joined(f.section("nested"))
     assert [joined.integer(name) for name in ("a", "b", "both")] == [1, 2, 3]
-    assert joined.label("b") == "nested.b"
+    assert joined.dotted_path("b") == "nested.b"
 
 
 def test_joined_places_that_differ_are_refused_with_both_paths_and_values():

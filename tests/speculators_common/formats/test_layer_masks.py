@@ -1,6 +1,4 @@
-"""Windows and causality of a draft's layers, in every way in which writers state them; what they state is never
-without influence.
-"""
+"""Every field by which writers state the windows and the causality of draft layers is read or refused."""
 
 from __future__ import annotations
 
@@ -98,11 +96,11 @@ def test_use_swa_beside_sliding_layers_says_what_layer_types_says(parse):
 
 
 @pytest.mark.parametrize("parse", [speculators, zlab])
-@pytest.mark.parametrize("place", ["top", "section"])
+@pytest.mark.parametrize("location", ["top", "section"])
 @pytest.mark.parametrize("name", ["causal", "is_causal"])
-def test_causal_overrides_every_layer_wherever_it_lies(parse, place, name):
+def test_causal_overrides_every_layer_wherever_it_lies(parse, location, name):
     for causal in (True, False):
-        stated = {name: causal} if place == "top" else {"dflash_config": {name: causal}}
+        stated = {name: causal} if location == "top" else {"dflash_config": {name: causal}}
         config = parse(layer_types=[SLIDING, FULL], sliding_window=64, **stated)
         assert [layer.causal for layer in config.layers] == [causal, causal]
         assert config.unknown_fields == parse().unknown_fields

@@ -1,4 +1,4 @@
-"""A draft that was made for another target is refused before anything runs, with every disagreement at once."""
+"""A draft that was made for another target is refused. One error lists every mismatch."""
 
 from __future__ import annotations
 

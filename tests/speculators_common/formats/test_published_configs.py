@@ -1,7 +1,6 @@
-"""Published drafts, by config alone: each parses to what is known of it, and asks for as many tensors and bytes as its
-file holds.
+"""Configs of published drafts are read correctly, and their recipes need the tensors and bytes that the files hold.
 
-`docs/checkpoints.md` says where the facts are from.
+`docs/checkpoints.md` states the sources of the values.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ QWEN3_TARGETS = {  # hidden, feed-forward, heads, layers, taps of the draft in D
 
 
 def _read(raw: dict[str, Any], *stored: str) -> tuple[DraftConfig, dict[str, tuple[int, ...]]]:
-    """The config, and name and shape of every tensor of a file that holds the optional ones in `stored`."""
+    """The config, and name and shape of every tensor. `stored` are the optional tensors that the file holds."""
     entry = retrieve(raw["architectures"][0])
     config = entry.parse_config(raw, "config.json", None)
     return config, {
@@ -40,7 +39,7 @@ def _elements(shapes: dict[str, tuple[int, ...]]) -> int:
 
 
 def _deepspec_qwen3(size: str, *, has_heads: bool) -> dict[str, Any]:
-    """DeepSpec writes the target's config with its own fields over it."""
+    """A config as DeepSpec writes it: the target's config, in which the fields of the draft are replaced."""
     hidden, width, heads, layers, taps = QWEN3_TARGETS[size]
     network = {
         "hidden_size": hidden,
@@ -128,7 +127,7 @@ def test_speculators_draft_of_gemma4_31b() -> None:
 
 
 def test_speculators_draft_of_glm_tells_its_layout_by_its_speculative_tokens() -> None:
-    """An export from before the field existed: fill-in, as its authors and other engines found by its acceptance."""
+    """This file is older than `sample_from_anchor`. Its authors and other engines run it as fill-in."""
     network = {
         "model_type": "qwen3",
         "hidden_size": 6144,
@@ -201,7 +200,7 @@ def test_flat_dflash_drafts_state_mask_and_taps_in_a_section_or_beside_it() -> N
         }
     )
     assert (config.family, config.max_drafts, config.taps) == ("zlab_dflash", 15, (2, 17, 32, 47, 62))
-    # A mask row beyond the target's table, as one published file has it, cannot be looked up.
+    # One published file states a mask token beyond the target's vocabulary. Its embedding does not exist.
     sizes = {
         "hidden_size": 4096,
         "intermediate_size": 12288,

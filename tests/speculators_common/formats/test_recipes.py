@@ -1,4 +1,4 @@
-"""Kernels made of several tensors."""
+"""Recipes of parameters that are assembled from several tensors."""
 
 from __future__ import annotations
 

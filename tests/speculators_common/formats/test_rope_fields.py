@@ -1,4 +1,4 @@
-"""Rotary settings in new and old layouts give one `RopeConfig`; what no layout of ours describes is refused."""
+"""Rotary settings in the new and the old layout give the same `RopeConfig`; unsupported settings are refused."""
 
 from __future__ import annotations
 

@@ -16,13 +16,13 @@ STORED = Path(__file__).parents[2] / "data" / "C_speculators" / "pruned_anchor_f
 
 
 def drafts(count: int | None) -> dict[str, Any]:
-    """The library's section with this `speculative_tokens`."""
+    """A `speculators_config` that states this number of `speculative_tokens`."""
     method = {"proposal_type": "greedy"} | ({} if count is None else {"speculative_tokens": count})
     return {"algorithm": "dflash", "proposal_methods": [method]}
 
 
 def dflash(**changes: Any) -> dict[str, Any]:
-    """The config of a small pruned draft (W 5, V 199, Vd 61) without heads, with fields set; `...` removes one."""
+    """The config of a small pruned draft (W 5, V 199, Vd 61) without heads, with `changes`; `...` removes a field."""
     heads = (
         "markov_rank",
         "markov_head_type",

@@ -179,16 +179,16 @@ def test_a_layout_stated_by_the_user_wins_and_is_recorded(stated, override):
 
 
 @pytest.mark.parametrize(
-    "place", [f"{NESTED}__partial_rotary_factor", f"{NESTED}__rope_parameters", "partial_rotary_factor"]
+    "location", [f"{NESTED}__partial_rotary_factor", f"{NESTED}__rope_parameters", "partial_rotary_factor"]
 )
-def test_the_whole_head_rotates_although_the_file_says_otherwise(place):
-    value = {"rope_theta": 1e4, "partial_rotary_factor": 0.25} if place.endswith("rope_parameters") else 0.25
-    config = parsed(base(**{place: value}))
+def test_the_whole_head_rotates_although_the_file_says_otherwise(location):
+    value = {"rope_theta": 1e4, "partial_rotary_factor": 0.25} if location.endswith("rope_parameters") else 0.25
+    config = parsed(base(**{location: value}))
     assert config.rope.rotary_dim == config.head_dim
     (choice,) = config.choices
     assert (choice.name, choice.value, choice.flag) == ("partial_rotary_factor", "1.0", "--partial-rotary-factor")
     assert "0.25" in choice.reason
-    stated = parsed(base(**{place: value}), partial_rotary_factor=0.5)
+    stated = parsed(base(**{location: value}), partial_rotary_factor=0.5)
     assert stated.rope.rotary_dim == 8
     assert [(choice.value, "the file says 0.25" in choice.reason) for choice in stated.choices] == [("0.5", True)]
 

@@ -1,4 +1,4 @@
-"""speculators configs with contradictions and unsupported values are refused by field."""
+"""speculators configs with contradictory or unsupported values are refused with the name of the field."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_overrides_are_checked_too():
 
 @pytest.mark.parametrize("architecture", ["Qwen3DSparkModel", "Gemma4DSparkModel", "DsparkDrafter"])
 def test_a_draft_of_another_format_is_refused_by_name(architecture):
-    """z-lab's name is one of the library's too: without a type nothing says that it is not that one's."""
+    """z-lab and the speculators library share an architecture name, so the error names the missing type field."""
     of_no_library = {"speculators_config": ..., "aux_hidden_state_layer_ids": ...}
     names = "DSparkDraftModel, DSparkSpeculator, DFlashDraftModel, DFlashSpeculator"
     said = refusal(base(architectures=[architecture], speculators_model_type=..., **of_no_library))

@@ -1,5 +1,6 @@
-"""A field that nobody reads is listed, unless its name says that it changes the network: then it is refused, at every
-depth and in every family.
+"""A field that is not read is listed, or refused if its name says that it changes the network.
+
+This holds at every depth of the config and for every family.
 """
 
 from __future__ import annotations
@@ -61,26 +62,29 @@ def config_of(folder: str) -> tuple[dict[str, Any], Any]:
     return raw, retrieve(raw["architectures"][0] if "architectures" in raw else "DsparkDrafter")
 
 
-def placed(raw: dict[str, Any], place: str, fields: dict[str, Any]) -> dict[str, Any]:
+def placed(raw: dict[str, Any], location: str, fields: dict[str, Any]) -> dict[str, Any]:
+    """A copy of `raw` with `fields` added to the object at the dotted path `location`."""
     raw = copy.deepcopy(raw)
     inner = raw
-    for name in place.split(".") if place else ():
+    for name in location.split(".") if location else ():
         inner = inner[name]
     inner |= fields
     return raw
 
 
-@pytest.mark.parametrize(("family", "place"), [(family, place) for family in FAMILIES for place in FAMILIES[family][1]])
-def test_a_field_that_speaks_of_the_network_is_refused_by_name_at_every_depth(family, place):
+@pytest.mark.parametrize(
+    ("family", "location"), [(family, location) for family in FAMILIES for location in FAMILIES[family][1]]
+)
+def test_a_field_that_speaks_of_the_network_is_refused_by_name_at_every_depth(family, location):
     raw, entry = config_of(FAMILIES[family][0])
     for name, value in SPEAKING.items():
         stated = [({name: value}, name)]
-        if not place.endswith("rope_parameters"):  # there an object is the rotation of a layer kind
+        if not location.endswith("rope_parameters"):  # in these, an object holds the rotation of a layer type
             stated.append(({"extras": {"deep": [{name: value}]}}, f"extras.deep[0].{name}"))
         for fields, field in stated:
             with pytest.raises(CheckpointError) as caught:
-                entry.parse_config(placed(raw, place, fields), "config.json", None)
-            path = f"{place}.{field}" if place else field
+                entry.parse_config(placed(raw, location, fields), "config.json", None)
+            path = f"{location}.{field}" if location else field
             assert str(caught.value).startswith(f"config.json: {path}: found {value!r}, allowed no such field"), name
 
 

@@ -1,4 +1,4 @@
-"""z-lab DFlash configs: fill-in, values in `dflash_config` or beside it, no guessed taps and masks."""
+"""z-lab DFlash configs: fill-in, fields in `dflash_config` or at the top level, taps and mask token without default."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ FULL = LayerMask(window=None, causal=False)
 
 
 def changed(**changes: Any) -> dict[str, Any]:
-    """The config of a small draft with fields set, `__` for the dot; `...` removes one."""
+    """The config of a small draft, with `changes`: `a__b` is the field a.b, the value `...` removes it."""
     raw: dict[str, Any] = copy.deepcopy(WRITTEN)
     for path, value in changes.items():
         *parents, name = path.split("__")
-        place = raw[parents[0]] if parents else raw
+        section = raw[parents[0]] if parents else raw
         if value is ...:
-            place.pop(name, None)
+            section.pop(name, None)
         else:
-            place[name] = value
+            section[name] = value
     return raw
 
 

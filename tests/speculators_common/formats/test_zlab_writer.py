@@ -1,6 +1,4 @@
-"""z-lab configs are written as they were read, every window and causality included; what the format has no words for
-is refused.
-"""
+"""The z-lab writer is the inverse of the reader, for every window and causality, and refuses all other drafts."""
 
 from __future__ import annotations
 
@@ -49,12 +47,12 @@ def zlab(**changes: Any) -> DraftConfig:
         ({"use_sliding_window": True, "max_window_layers": 1, "sliding_window": 6}, (FULL, SLIDING)),
     ],
 )
-@pytest.mark.parametrize("place", ["top level", "dflash_config"])
+@pytest.mark.parametrize("location", ["top level", "dflash_config"])
 def test_every_window_and_causality_of_a_zlab_draft_is_written_as_it_was_read(
-    fields: dict[str, Any], layers: tuple[LayerMask, ...], place: str
+    fields: dict[str, Any], layers: tuple[LayerMask, ...], location: str
 ) -> None:
     of_block = {"use_swa", "swa_window_size", "causal", "is_causal"}
-    inside = {name: value for name, value in fields.items() if place == "dflash_config" and name in of_block}
+    inside = {name: value for name, value in fields.items() if location == "dflash_config" and name in of_block}
     outside = {name: value for name, value in fields.items() if name not in inside}
     block = {**tiny_families.ZLAB_BLOCK, **inside}
     config = from_zlab(tiny_families.zlab_config(**outside, dflash_config=block), "draft/config.json")

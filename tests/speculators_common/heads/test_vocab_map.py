@@ -1,6 +1,4 @@
-"""Offsets and masks of a checkpoint become one absolute id table; a table that would point drafts at wrong tokens is
-refused.
-"""
+"""The tensors `d2t` and `t2d` of a checkpoint become one table of target ids. Wrong tensors are refused."""
 
 from __future__ import annotations
 

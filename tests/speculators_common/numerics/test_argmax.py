@@ -1,4 +1,4 @@
-"""Both forms of argmax are numpy's on every size, ties included."""
+"""Both forms of argmax give the result of numpy for every size, also for equal entries."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_random_rows(size: int, form: ArgmaxForm) -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_the_first_of_equal_entries_wins(size: int, form: ArgmaxForm) -> None:
-    """Coarse values tie inside a block and between blocks; constant rows tie everywhere."""
+    """Rounded values are equal within a block and between blocks; in constant rows all are equal."""
     rng = np.random.default_rng(size)
     logits = np.concatenate([rng.integers(-2, 3, (8, size)), np.full((1, size), 4), np.full((1, size), -7)]).astype(
         np.float32

@@ -1,4 +1,4 @@
-"""Linear maps: the same values and products in either storage orientation, for one row and for many."""
+"""Linear maps: both storage orientations give the same values and products, for one row and for several."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Stored:
 
 
 def kernels(in_features: int, out_features: int, dtype: Any) -> list[nnx.Param]:
-    """One set of values in both orientations."""
+    """Two kernels with the same values, one in each storage orientation."""
     values = jax.random.normal(jax.random.key(in_features), (in_features, out_features), dtype)
     return [nnx.Param(values), OutputMajorKernel(values.T)]
 
@@ -85,7 +85,7 @@ def test_float32_and_bfloat16_prefer_opposite_orientations() -> None:
 
 
 def test_a_bfloat16_kernel_of_few_inputs_stays_input_major() -> None:
-    """W2 of a Markov head of rank 48: reading along 48 inputs is a quarter slower than along the vocabulary."""
+    """W2 of a Markov head of rank 48: output-major storage would be a quarter slower to read."""
     assert type(kernel_parameter(jnp.zeros((48, 4096), jnp.bfloat16), CPU)) is nnx.Param
     assert type(kernel_parameter(jnp.zeros((256, 4096), jnp.bfloat16), CPU)) is OutputMajorKernel
 
@@ -106,7 +106,7 @@ def test_values_that_are_set_are_read_back_in_either_orientation() -> None:
 @pytest.mark.parametrize("platform", [CPU, TPU], ids=lambda platform: platform.name)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_only_a_cpu_pads_a_lone_bfloat16_row(dtype: str, platform: Platform) -> None:
-    """Seen in what is traced: on a CPU the one bfloat16 product has two rows, everywhere else one."""
+    """In the traced program, the bfloat16 product has two rows on a CPU and one row on other platforms."""
     for kernel in kernels(24, 40, DTYPES[dtype]):
         graphdef, state = nnx.split(kernel)
         traced = jax.make_jaxpr(
@@ -119,7 +119,7 @@ def test_only_a_cpu_pads_a_lone_bfloat16_row(dtype: str, platform: Platform) -> 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("platform", [CPU, TPU], ids=lambda platform: platform.name)
 def test_a_scale_multiplies_the_float32_product_before_the_bias(dtype: str, platform: Platform) -> None:
-    """A scale of 3 on values too coarse for bfloat16 would show if the product were rounded first."""
+    """If the product were rounded to bfloat16 first, the error would exceed the tolerance."""
     layer = Linear(24, 40, bias=True, scale=True, dtype=DTYPES[dtype], platform=platform, rngs=nnx.Rngs(0))
     plain = Linear(24, 40, dtype=DTYPES[dtype], platform=platform, rngs=nnx.Rngs(0))
     assert (plain.scale, plain.bias) == (None, None)

@@ -1,4 +1,4 @@
-"""A platform is a value: equal, hashable, and known by name."""
+"""A `Platform` can be compared and hashed, and is made from its name."""
 
 from __future__ import annotations
 
