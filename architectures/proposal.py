@@ -19,5 +19,5 @@ class Proposal(NamedTuple):
 
     tokens: Int32[Array, "B D"]  # target ids
     length: Int32[Array, "B"]  # number of tokens to verify; the tokens after them are not part of the proposal
-    # Probability q of every draft id in every slot. None: the drafts were not sampled, each is the argmax of its logits.
+    # Probability q of every draft id in every slot. None: the drafts are not sampled but the argmax of their logits.
     probabilities: Float[Array, "B D Vd"] | None = None

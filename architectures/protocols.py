@@ -1,8 +1,10 @@
 """The interfaces of a target and of a draft, as the compiled round uses them.
 
-The round imports no model, and no model imports the round. Axis letters: `docs/how-it-works.md`. `Ws` is the number of
-slots that a draft computes states for, and `Ds` the number of drafts that these slots propose: `Ws` if the draft is
-anchor-first, `Ws - 1` if it is fill-in.
+The round imports no model, and no model imports the round.
+
+Axis letters: `T` flat tokens, `B` rows, `H` target hidden size, `d` draft hidden size, `V` target vocabulary, `Vd` draft
+vocabulary, `m` taps (`mH` is their concatenation), `W` block slots, `Ws` slots that states are computed for, `Ds` drafts
+that these slots propose: `Ws` if the draft is anchor-first, `Ws - 1` if it is fill-in.
 """
 
 from __future__ import annotations
