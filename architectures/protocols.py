@@ -2,9 +2,9 @@
 
 The round imports no model, and no model imports the round.
 
-Axis letters: `T` flat tokens, `B` rows, `H` target hidden size, `d` draft hidden size, `V` target vocabulary, `Vd` draft
-vocabulary, `m` taps (`mH` is their concatenation), `W` block slots, `Ws` slots that states are computed for, `Ds` drafts
-that these slots propose: `Ws` if the draft is anchor-first, `Ws - 1` if it is fill-in.
+Axis letters: `T` flat tokens, `B` rows, `H` target hidden size, `d` draft hidden size, `V` target vocabulary, `Vd`
+draft vocabulary, `m` taps (`mH` is their concatenation), `W` block slots, `Ws` slots that states are computed for, `Ds`
+drafts that these slots propose: `Ws` if the draft is anchor-first, `Ws - 1` if it is fill-in.
 """
 
 from __future__ import annotations
