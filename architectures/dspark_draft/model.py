@@ -1,4 +1,4 @@
-"""The speculators-format DSpark draft under its published interface."""
+"""The DSpark draft of the speculators format, with the constructor of the published module."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from dspark_jax.speculators_common.numerics.platform import Platform
 
 
 class DSparkSpeculatorsDraft(BlockDraft):
-    """A target-agnostic draft module: embed it in any target's compiled step.
+    """A draft module for any target. It can be a part of any target's compiled step.
 
-    The constructor takes the arguments of the published module; what that one refuses (rank 0, gated and rnn heads,
-    sliding layers beside full ones) works here through the keyword arguments after `dtype`. `from_config` builds the
-    same module from a parsed checkpoint.
+    The constructor has the arguments of the published module. The keyword arguments after `dtype` allow what the
+    published module does not: rank 0, gated and rnn Markov heads, and both sliding and full layers in one draft.
+    `from_config` builds the same module from the config of a checkpoint.
     """
 
     def __init__(
@@ -68,15 +68,18 @@ class DSparkSpeculatorsDraft(BlockDraft):
         platform: Platform | None = None,
         rngs: nnx.Rngs | None = None,
     ) -> None:
-        """A draft with fresh parameters.
+        """A draft with randomly initialised parameters.
 
-        `layer_causal[i]`: block slots of layer i see only the slots up to their own. `layer_sliding[i]`:
-        `sliding_window` applies to layer i (by default to every layer when a window is given). `num_context_features`
-        is m; `taps` names the target layers and defaults to 1..m. `rope` replaces `rope_theta` where the rotation is
-        scaled or partial. `config` is everything at once, and may say more than the arguments can: it replaces the
-        keyword arguments that describe the network, and the others must agree with it (`from_config` takes them from
-        it). `kv_params` only checks that the caller's cache fits. `devices`: where the parameters live (the default
-        device if omitted; replicated over several).
+        `sliding_window` is in context positions. `layer_sliding[i]` says whether it applies to layer i; by default it
+        applies to every layer. `layer_causal[i]` says whether the block slots of layer i see only the slots up to their
+        own. `num_context_features` is the number of taps m. `taps` are the tapped target layers, by default 1..m.
+        `rope` replaces `rope_theta` if the rotation is scaled or partial.
+
+        `config` replaces all keyword arguments that describe the network, and the positional arguments must agree with
+        it. `kv_params` is only compared with the geometry of the draft's cache. The parameters are put on `devices`, a
+        copy on each; by default they are on JAX's default device.
+
+        Raises `DSparkError` for arguments that do not fit together.
         """
         layer_causal = tuple(layer_causal)
         if config is not None:
@@ -164,7 +167,7 @@ class DSparkSpeculatorsDraft(BlockDraft):
             wanted = (expected.num_layers, expected.num_key_value_heads, expected.head_dim)
             _check("kv_params (layers, K, hd)", same, same == wanted, wanted)
         if devices:
-            _place(self, devices)
+            _replicate(self, devices)
 
     @classmethod
     def from_config(
@@ -176,15 +179,13 @@ class DSparkSpeculatorsDraft(BlockDraft):
         platform: Platform | None = None,
         rngs: nnx.Rngs | None = None,
     ) -> DSparkSpeculatorsDraft:
-        """The module for any `DraftConfig` of the Qwen3 style, parsed or filled in. Raises `DSparkError` for one that
-        no such draft can have.
-        """
+        """The module for any `DraftConfig` of the Qwen3 style. Raises `DSparkError` if such a draft cannot have it."""
         check_block_draft(config, config.source or cls.__name__, style=cls.style)
         return cls(**_arguments(config), config=config, dtype=dtype, tables=tables, platform=platform, rngs=rngs)
 
 
 def _arguments(config: DraftConfig) -> dict[str, Any]:
-    """The published arguments of a draft with this config: its sizes, and as much of its layers as they can say."""
+    """The published constructor arguments for this config. They cannot express every config."""
     return {
         "hidden_size": config.hidden_size,
         "num_hidden_layers": config.num_hidden_layers,
@@ -207,12 +208,14 @@ def _arguments(config: DraftConfig) -> dict[str, Any]:
     }
 
 
-def _place(module: nnx.Module, devices: Sequence[jax.Device]) -> None:
+def _replicate(module: nnx.Module, devices: Sequence[jax.Device]) -> None:
+    """Put a copy of the module's parameters on each device."""
     mesh = jax.sharding.Mesh(list(devices), ("replica",))
     replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     nnx.update(module, jax.device_put(nnx.state(module), replicated))
 
 
 def _check(name: str, found: object, fits: bool, allowed: object) -> None:
+    """Raise `DSparkError` for the argument `name` unless it `fits`."""
     if not fits:
         raise DSparkError(f"DSparkSpeculatorsDraft: {name}: found {found!r}, allowed {allowed}")
