@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from dspark_jax.architectures.parameters import flat_parameters, stored_values
+from dspark_jax.architectures.parameters import KeyPath, flat_parameters, stored_values
 from dspark_jax.speculators_common.errors import DSparkError
 from dspark_jax.speculators_common.formats.recipes import Recipe, TensorSource, check_tensors
 
@@ -57,7 +57,7 @@ def fill_module(
         if path not in parameters and not recipe.is_floating:
             # The module does not hold this table of ids. It is assembled all the same, because that checks the ids.
             recipe.assemble([tensors[name].read() for name in recipe.tensors])
-    loaded = {}
+    loaded: dict[KeyPath, nnx.Variable] = {}
     sources: dict[str, np.ndarray] = {}
     for path, recipe in used.items():
         # A tied head comes directly after the embedding and has the same source tensor, which is not read twice.

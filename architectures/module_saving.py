@@ -5,11 +5,12 @@ from __future__ import annotations
 import collections
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from flax import nnx
 from jax.typing import DTypeLike
 
+from dspark_jax.architectures.drafting.draft_chain import DraftChain
 from dspark_jax.architectures.drafting.tables import borrowed_tensors, optional_tensors
 from dspark_jax.architectures.parameters import flat_parameters, parameter_values
 from dspark_jax.architectures.registry import retrieve
@@ -23,7 +24,7 @@ WEIGHTS = "model.safetensors"
 
 
 def module_tensors(
-    module: Any,
+    module: nnx.Module,
     recipes: Mapping[str, Recipe],
     dtypes: Mapping[str, str] | None = None,
     *,
@@ -71,7 +72,7 @@ def module_tensors(
 
 
 def save_draft(
-    draft: Any,
+    draft: DraftChain,
     directory: Path | str,
     *,
     stored: Mapping[str, TensorSource] | None = None,

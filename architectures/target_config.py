@@ -47,3 +47,13 @@ class TargetConfig(Protocol):
     def source(self) -> str:
         """Path of the config file, used in messages."""
         ...
+
+
+@runtime_checkable
+class HasTargetConfig(Protocol):
+    """Any object with the config of a target, such as a target itself."""
+
+    @property
+    def config(self) -> TargetConfig:
+        """The config of the target."""
+        ...
