@@ -55,7 +55,7 @@ def fill_module(
     check_tensors(recipes, tensors, file=file, ignored=ignored)
     for path, recipe in recipes.items():
         if path not in parameters and not recipe.is_floating:
-            # The module does not hold this table of ids. It is assembled all the same, because that checks the ids.
+            # The module has no parameter for this tensor of ids. Assembling checks the ids.
             recipe.assemble([tensors[name].read() for name in recipe.tensors])
     loaded: dict[KeyPath, nnx.Variable] = {}
     sources: dict[str, np.ndarray] = {}

@@ -39,8 +39,8 @@ class SupportedArchitecture:
     `build(config, dtype=..., platform=...)` constructs the module for a `Platform`. It is only traced abstractly, so
     the arrays that it creates take no memory.
     `recipes(config, names)` are the weight recipes for a checkpoint with the tensors `names`, by parameter path.
-    `ignored(config)` are the names of tensors that a checkpoint may hold and the module does not use. A name that ends
-    in `.*` stands for all names that begin so.
+    `ignored(config)` are the names of tensors that a checkpoint may store and the module does not use. `name.*` means
+    all tensors whose names begin with `name.`.
     `write_config(config, dtype=...)` is the inverse of `parse_config`, for drafts: file name -> content of that JSON
     file. `dtype` is the numpy name of the tensors' dtype; a format that states no dtype ignores it.
 

@@ -35,7 +35,7 @@ HARMLESS_FIELDS = [
     "_name_or_path",
     "transformers.js_config",
 ]
-# Fields with the values that are true of every target here. They may be stated with one of these values.
+# Fields that may be stated with these values only, which are true of every target here.
 _NEUTRAL_FIELDS: Mapping[str, tuple[Any, ...]] = {"is_decoder": (True, False), "is_causal": (True,)}
 DEFAULT_THETA = 10_000.0  # the default of `rope_theta`
 

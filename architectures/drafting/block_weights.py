@@ -159,7 +159,7 @@ def _vocab_recipes(config: DraftConfig, names: Collection[str]) -> dict[str, Rec
         table = target_id_table(
             vocab_size=config.vocab_size,
             draft_vocab_size=config.draft_vocab_size,
-            file=Path(config.source).parent,  # named in messages: the directory of the tensors
+            file=Path(config.source).parent,  # messages name the directory of the tensors
             d2t=stored.get("d2t"),
             t2d=stored.get("t2d"),
         )

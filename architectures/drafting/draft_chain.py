@@ -165,5 +165,5 @@ class DraftChain(nnx.Module):
 def required_target(target: TargetTables | None, what: str) -> TargetTables:
     """The target, for a draft without a `what` (embedding or head) of its own. Raises `ValueError` if it is `None`."""
     if target is None:
-        raise ValueError(f"this draft brings no {what} of its own: pass the target as `target`")
+        raise ValueError(f"this draft has no {what} of its own: pass the target as `target`")
     return target

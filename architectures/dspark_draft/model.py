@@ -15,7 +15,7 @@ from dspark_jax.architectures.drafting.tables import DraftTables
 from dspark_jax.architectures.nn.attention.kv_params import KVParams
 from dspark_jax.speculators_common.errors import DSparkError
 from dspark_jax.speculators_common.formats.draft_checks import check_block_draft
-from dspark_jax.speculators_common.formats.draft_config import DraftConfig, LayerMask
+from dspark_jax.speculators_common.formats.draft_config import DraftConfig, LayerMask, MarkovHeadType
 from dspark_jax.speculators_common.formats.draft_fields import MARKOV_HEAD_TYPES
 from dspark_jax.speculators_common.formats.rope.config import RopeConfig
 from dspark_jax.speculators_common.formats.size_limits import MAX_LAYERS
@@ -87,47 +87,10 @@ class DSparkSpeculatorsDraft(BlockDraft):
             for name, value in _arguments(config).items():
                 _check(name, arguments[name], arguments[name] == value, f"{value!r}, as in the config")
         else:
-            _check(
-                "layer_causal",
-                len(layer_causal),
-                len(layer_causal) == num_hidden_layers,
-                f"{num_hidden_layers} entries",
-            )
-            windows = [sliding_window is not None] * num_hidden_layers if layer_sliding is None else list(layer_sliding)
-            _check("layer_sliding", len(windows), len(windows) == num_hidden_layers, f"{num_hidden_layers} entries")
-            _check(
-                "sliding_window",
-                sliding_window,
-                sliding_window is None or sliding_window > 0,
-                "None or a positive integer",
-            )
-            _check(
-                "sliding_window",
-                sliding_window,
-                sliding_window is not None or not any(windows),
-                "a window, as layer_sliding names layers",
-            )
-            _check(
-                "num_context_features",
-                num_context_features,
-                0 < num_context_features <= MAX_LAYERS,
-                f"1 or more, at most {MAX_LAYERS}",
-            )
-            head_type = next((known for known in MARKOV_HEAD_TYPES if known == markov_head_type), None)
-            has_none = markov_rank == 0 and markov_head_type == "none"
-            _check(
-                "markov_head_type",
-                markov_head_type,
-                head_type is not None or has_none,
-                f"{', '.join(MARKOV_HEAD_TYPES)}, or none at markov_rank 0",
-            )
+            slides = [sliding_window is not None] * num_hidden_layers if layer_sliding is None else list(layer_sliding)
             reads_markov = markov_rank > 0 if confidence_head_with_markov is None else confidence_head_with_markov
-            _check(
-                "confidence_head_with_markov",
-                reads_markov,
-                markov_rank != 0 or not reads_markov,
-                "False at markov_rank 0",
-            )
+            _check_layers(num_hidden_layers, layer_causal, slides, sliding_window, num_context_features)
+            head_type = _checked_head_type(markov_head_type, markov_rank, reads_markov)
             config = DraftConfig(
                 hidden_size=hidden_size,
                 intermediate_size=intermediate_size,
@@ -145,12 +108,12 @@ class DSparkSpeculatorsDraft(BlockDraft):
                 sample_from_anchor=sample_from_anchor,
                 mask_token_id=mask_token_id,
                 markov_rank=markov_rank,
-                markov_head_type=head_type if head_type is not None and markov_rank else "none",
+                markov_head_type=head_type,
                 enable_confidence_head=enable_confidence_head,
                 confidence_head_with_markov=reads_markov and enable_confidence_head,
                 layers=tuple(
                     LayerMask(window=sliding_window if sliding else None, causal=causal)
-                    for sliding, causal in zip(windows, layer_causal, strict=True)
+                    for sliding, causal in zip(slides, layer_causal, strict=True)
                 ),
                 rope=rope or RopeConfig(theta=rope_theta, rotary_dim=head_dim),
                 max_position_embeddings=max_seq_len,
@@ -206,6 +169,37 @@ def _arguments(config: DraftConfig) -> dict[str, Any]:
         "num_context_features": config.num_taps,
         "max_seq_len": config.max_position_embeddings,
     }
+
+
+def _check_layers(
+    num_layers: int,
+    layer_causal: Sequence[bool],
+    layer_sliding: Sequence[bool],
+    sliding_window: int | None,
+    num_context_features: int,
+) -> None:
+    """Raise `DSparkError` for arguments about layers and taps that do not fit together."""
+    for name, entries in (("layer_causal", layer_causal), ("layer_sliding", layer_sliding)):
+        _check(name, len(entries), len(entries) == num_layers, f"{num_layers} entries")
+    is_window = sliding_window is None or sliding_window > 0
+    _check("sliding_window", sliding_window, is_window, "None or a positive integer")
+    has_window = sliding_window is not None or not any(layer_sliding)
+    _check("sliding_window", sliding_window, has_window, "a window, as layer_sliding names layers")
+    is_number = 0 < num_context_features <= MAX_LAYERS
+    _check("num_context_features", num_context_features, is_number, f"1 or more, at most {MAX_LAYERS}")
+
+
+def _checked_head_type(name: str, rank: int, reads_markov: bool) -> MarkovHeadType:
+    """The type of the Markov head called `name`; at rank 0 there is none.
+
+    Raises `DSparkError` for an unknown name, and if the confidence head reads a Markov head of rank 0.
+    """
+    head_type = next((known for known in MARKOV_HEAD_TYPES if known == name), None)
+    is_known = head_type is not None or (rank == 0 and name == "none")
+    _check("markov_head_type", name, is_known, f"{', '.join(MARKOV_HEAD_TYPES)}, or none at markov_rank 0")
+    is_readable = rank != 0 or not reads_markov
+    _check("confidence_head_with_markov", reads_markov, is_readable, "False at markov_rank 0")
+    return head_type if head_type is not None and rank else "none"
 
 
 def _replicate(module: nnx.Module, devices: Sequence[jax.Device]) -> None:

@@ -25,7 +25,7 @@ class RaggedBatch:
     tokens: Int32[Array, "T"]
     positions: Int32[Array, "T"]  # absolute
     row_of_token: Int32[Array, "T"]  # index of the row that the token belongs to
-    row_offsets: Int32[Array, "bounds"]  # B + 1 entries: row b has the tokens row_offsets[b] to row_offsets[b + 1] - 1
+    row_offsets: Int32[Array, "bounds"]  # B + 1 entries: row b is tokens[row_offsets[b] : row_offsets[b + 1]]
     # The largest number of tokens of one row.
     row_width: int = dataclasses.field(metadata={"static": True})
     rectangular: bool = dataclasses.field(default=False, metadata={"static": True})

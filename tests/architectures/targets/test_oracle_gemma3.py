@@ -20,7 +20,7 @@ def oracle(data_dir: Path) -> TargetOracle:
 
 
 class TestGemma3(TargetChecks):
-    """The recorded model: sliding and full layers, a scaled full rotation, an attention scale that is not `hd ** -0.5`."""
+    """The recorded model: sliding and full layers, a scaled full rotation, an attention scale other than hd ** -0.5."""
 
 
 def test_norms_multiply_by_one_plus_the_stored_gain(oracle: TargetOracle, data_dir: Path) -> None:
