@@ -41,7 +41,7 @@ class TargetTables(Protocol):
 
 @runtime_checkable
 class Target(TargetTables, Protocol):
-    """The model that decides."""
+    """The model that decides which drafts are accepted."""
 
     @property
     def config(self) -> TargetConfig:
@@ -66,7 +66,7 @@ class Target(TargetTables, Protocol):
 
 @runtime_checkable
 class Draft(Protocol):
-    """The model that proposes. A draft without an embedding or a head of its own uses those of `target`."""
+    """The model that proposes tokens. A draft without an embedding or a head of its own uses those of `target`."""
 
     config: DraftConfig
 

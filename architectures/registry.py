@@ -44,7 +44,7 @@ class SupportedArchitecture:
     `write_config(config, dtype=...)` is the inverse of `parse_config`, for drafts: file name -> content of that JSON
     file. `dtype` is the numpy name of the tensors' dtype; a format that states no dtype ignores it.
 
-    Three fields find the entry for a config that names no architecture. `model_types` maps values of the config's
+    The other fields find the entry for a config that names no architecture. `model_types` maps values of the config's
     `type_field` to architecture names. `draft_fields` are top-level fields that only drafts of this kind state: a
     config with one of them belongs to a draft, whatever its `model_type` says.
     `config_file` is the file that `parse_config` reads. If its name is not `config.json` and a directory has such a
