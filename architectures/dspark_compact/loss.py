@@ -59,7 +59,7 @@ def compact_loss(
     """The loss of `draft_logits` and `confidence`, the two results of `CompactDraft.forward_train`.
 
     `confidence` are probabilities. `target_logits` are the target's logits for the tokens `labels`, with the soft-cap.
-    No gradient flows into `target_logits` and into the label of the confidence. The gradient of the confidence term
+    No gradient flows into `target_logits` or into the label of the confidence. The gradient of the confidence term
     does flow into the backbone and into W1 of the Markov head.
     """
     log_probabilities = jax.nn.log_softmax(draft_logits.astype(jnp.float32), axis=-1)
