@@ -1,4 +1,4 @@
-"""Build a module abstractly and fill it from host arrays: no parameter is ever initialised and then thrown away."""
+"""Load a module: build it abstractly, then fill it from a checkpoint. No memory is spent on initial values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from dspark_jax.architectures.parameters import flat_parameters, stored_values
+from dspark_jax.architectures.parameters import KeyPath, flat_parameters, stored_values
 from dspark_jax.speculators_common.errors import DSparkError
 from dspark_jax.speculators_common.formats.recipes import Recipe, TensorSource, check_tensors
 
@@ -24,7 +24,7 @@ def load_module(
     file: str,
     ignored: tuple[str, ...] = (),
 ) -> Module:
-    """The module that `build` makes, filled with the checkpoint's tensors; see `fill_module`."""
+    """The module that `build` constructs, with the parameters of a checkpoint; see `fill_module`."""
     return fill_module(nnx.eval_shape(build), recipes, tensors, file=file, ignored=ignored)
 
 
@@ -36,11 +36,15 @@ def fill_module(
     file: str,
     ignored: tuple[str, ...] = (),
 ) -> Module:
-    """A copy of `module`, whose parameters are shapes (`nnx.eval_shape`), filled with the checkpoint's tensors.
+    """A copy of the abstract `module` (from `nnx.eval_shape`) with the parameters of a checkpoint.
 
-    Every tensor must be consumed and every parameter filled; names and shapes are checked before a byte of them is
-    read. Parameters are read, converted and put on the device one by one: beyond the final arrays no more than two
-    copies of the largest one are alive at a time. `module_tensors` is the inverse.
+    `recipes` says how each parameter is made from the checkpoint's `tensors`. Every tensor must be used, except those
+    in `ignored`, and every parameter must have a recipe. Names, shapes and dtypes are checked before any tensor is
+    read. `file` names the checkpoint in messages. The dtype of a parameter is that of the module.
+
+    Parameters are read, converted and put on the device one by one. So the memory beyond the final arrays is at most
+    two copies of the largest parameter. `module_tensors` is the inverse. Raises `DSparkError` for a checkpoint that
+    does not fit.
     """
     graphdef, abstract = nnx.split(module)
     parameters = flat_parameters(abstract)
@@ -51,17 +55,17 @@ def fill_module(
     check_tensors(recipes, tensors, file=file, ignored=ignored)
     for path, recipe in recipes.items():
         if path not in parameters and not recipe.is_floating:
-            # Assembling checks the ids, also where the module has no parameter for them.
+            # The module has no parameter for this tensor of ids. Assembling checks the ids.
             recipe.assemble([tensors[name].read() for name in recipe.tensors])
-    loaded = {}
-    held: dict[str, np.ndarray] = {}
+    loaded: dict[KeyPath, nnx.Variable] = {}
+    sources: dict[str, np.ndarray] = {}
     for path, recipe in used.items():
-        # A tied head is made from the tensor that was just read for the embedding: it is not read again.
-        if list(held) != list(recipe.tensors):
-            held.clear()  # free these before the next tensors are read
-            held.update((name, tensors[name].read()) for name in recipe.tensors)
+        # A tied head comes directly after the embedding and has the same source tensor, which is not read twice.
+        if list(sources) != list(recipe.tensors):
+            sources.clear()  # free the memory before the next tensors are read
+            sources.update((name, tensors[name].read()) for name in recipe.tensors)
         key, variable = parameters[path]
-        host = stored_values(variable, recipe.assemble(list(held.values())))
+        host = stored_values(variable, recipe.assemble(list(sources.values())))
         loaded[key] = variable.replace(_on_device(host, variable.get_value(), file, path))
     return nnx.merge(graphdef, nnx.from_flat_state(loaded))
 
@@ -71,6 +75,6 @@ def _on_device(host: np.ndarray, wanted: jax.ShapeDtypeStruct, file: str, path: 
         raise DSparkError(
             f"{file}: parameter {path}: assembled shape {list(host.shape)}, expected {list(wanted.shape)}"
         )
-    # A transposed view goes in as it is: the runtime transposes several times faster than numpy, and into the final
-    # array. Waiting keeps one copy in flight at a time.
+    # A transposed view is passed on as it is: the runtime transposes several times faster than numpy, and directly into
+    # the final array. Waiting keeps the number of copies in flight at one.
     return jax.block_until_ready(jax.device_put(host))

@@ -1,15 +1,16 @@
-"""Modules back to checkpoint tensors, by the recipes that they were made with, and drafts back to directories."""
+"""Save modules: parameters -> checkpoint tensors by the weight recipes, and drafts -> directories."""
 
 from __future__ import annotations
 
 import collections
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from flax import nnx
 from jax.typing import DTypeLike
 
+from dspark_jax.architectures.drafting.draft_chain import DraftChain
 from dspark_jax.architectures.drafting.tables import borrowed_tensors, optional_tensors
 from dspark_jax.architectures.parameters import flat_parameters, parameter_values
 from dspark_jax.architectures.registry import retrieve
@@ -23,19 +24,21 @@ WEIGHTS = "model.safetensors"
 
 
 def module_tensors(
-    module: Any,
+    module: nnx.Module,
     recipes: Mapping[str, Recipe],
     dtypes: Mapping[str, str] | None = None,
     *,
     left_out: Collection[str] = (),
 ) -> dict[str, np.ndarray]:
-    """Every checkpoint tensor of `module`, by name; `load_module` with the same recipes makes an equal module of them.
+    """The checkpoint tensors of `module`, by name. `load_module` with the same recipes is the inverse.
 
-    `dtypes` are the numpy names of the dtypes to write, by tensor; a tensor without one gets the dtype that the module
-    holds it in, and ids get that of the format. Values are rounded where a dtype is narrower. So the tensors of a
-    loaded module equal the loaded ones bit for bit if they are written in the dtypes that they were stored in and the
-    module is at least as wide. Tensors named in `left_out` are not written. Raises `DSparkError` for two parameters
-    that differ where the file has one tensor for both, and for a parameter that the file cannot hold.
+    `dtypes` maps tensor names to the numpy name of the dtype to write. A tensor without an entry gets the dtype of its
+    parameter; tensors of ids get the dtype of the format. Values are rounded if the written dtype is narrower. So a
+    loaded tensor comes back bit for bit if it is written in the dtype that it was stored in and the module's dtype is
+    not narrower than that. Tensors named in `left_out` are not written.
+
+    Raises `DSparkError` if a parameter has no recipe, if the format cannot hold the values of a parameter, if two
+    parameters with different values share one tensor, or if no parameter holds a tensor.
     """
     parameters = flat_parameters(module)
     unwritten = sorted(parameters.keys() - recipes.keys())
@@ -49,7 +52,7 @@ def module_tensors(
         elif recipe.implied is not None:
             values = recipe.implied
         else:
-            continue  # the parameter shares the tensor of another one, as a tied head may
+            continue  # the module has no such parameter: a tied head uses the array of the embedding
         try:
             parts = recipe.disassemble(values)
         except DSparkError as error:
@@ -69,19 +72,22 @@ def module_tensors(
 
 
 def save_draft(
-    draft: Any,
+    draft: DraftChain,
     directory: Path | str,
     *,
     stored: Mapping[str, TensorSource] | None = None,
     dtype: DTypeLike | None = None,
 ) -> Path:
-    """Write `draft`, a module of any family, in the format of its family, whole or not at all; returns the directory.
+    """Write `draft`, of any family, to `directory` in the format of its family, and return the directory.
 
-    `stored` are the tensors of the checkpoint that it was loaded from, if any: the same ones are written, in the same
-    dtypes, so that a loaded draft of at least that width comes back bit for bit. Without them every tensor of the
-    format is written in the dtype that the module has it in. `dtype` overrules both for floating-point tensors. Tables
-    that the draft borrows from its target are not written. A directory that holds nothing but such files is replaced.
-    Raises `CheckpointError` for what the format has no words for, `DSparkError` for a format without a writer.
+    The directory appears complete or not at all. An existing directory is replaced if it holds only such files.
+
+    `stored` are the tensors of the checkpoint that the draft was loaded from. If given, the same tensors are written in
+    the same dtypes, bit for bit as they were loaded if the dtype of the draft is not narrower. Without `stored` every
+    tensor of the format is written in the dtype of its parameter. `dtype` replaces the dtype of all floating-point
+    tensors. An embedding or head that the draft takes from its target is not written.
+
+    Raises `CheckpointError` if the format cannot express the config, `DSparkError` if the format has no writer.
     """
     config = draft.config
     entry = retrieve(config.architecture)
@@ -103,7 +109,7 @@ def save_draft(
 
 
 def _main_dtype(tensors: Mapping[str, np.ndarray]) -> str:
-    """The dtype that a config states: the floating-point one that most elements have."""
+    """The dtype that the config states: that of most floating-point elements, as a numpy name."""
     counts: collections.Counter[str] = collections.Counter()
     for tensor in tensors.values():
         if "float" in tensor.dtype.name:

@@ -1,4 +1,4 @@
-"""The proposal of a draft: the drafts of every row, which the next round verifies."""
+"""The proposal of a draft: the draft tokens of every row, which the next round verifies."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from typing import NamedTuple
 from jaxtyping import Array, Float, Int32
 
 Sampler = Callable[[Float[Array, "B Vd"], int], Int32[Array, "B"]]
-"""`sampler(logits, slot)` picks a draft id for every row."""
+"""`sampler(logits, slot)` chooses the draft id of every row for one slot."""
 
 
 class Proposal(NamedTuple):
-    """The drafts of every row, and what deciding about them needs.
+    """The drafts of every row, with what the acceptance rule needs to decide about them.
 
-    Every leaf leads with the rows, so that a proposal is part of a row's state from one round to the next.
+    Every leaf has the row axis first, because a proposal is kept in the rows' state until the next round.
     """
 
     tokens: Int32[Array, "B D"]  # target ids
-    length: Int32[Array, "B"]  # the first `length` tokens are offered; the rest is not part of the proposal
-    probabilities: Float[Array, "B D Vd"] | None = None  # q, where drafts are sampled; None: they are argmaxima
+    length: Int32[Array, "B"]  # number of tokens to verify; the tokens after them are not part of the proposal
+    # Probability q of every draft id in every slot. None: the drafts are not sampled but the argmax of their logits.
+    probabilities: Float[Array, "B D Vd"] | None = None

@@ -1,8 +1,9 @@
-"""Models by their Hugging Face architecture name: register and retrieve.
+"""The registry: models by their Hugging Face architecture name.
 
-A folder with an `arch.py` is a family, and that file alone declares it: `ARCHITECTURES`, its entries, one for each kind
-of file. Folders are found by looking, nothing lists them. Other packages add theirs through the entry-point group
-`dspark_jax.architectures`: the entry point's name is the architecture name, its object a `SupportedArchitecture`.
+Each family has a folder beside this file. The `arch.py` of the folder declares the family: its `ARCHITECTURES` are the
+registry entries. The registry finds the folders by itself, there is no list of them. Other packages add families
+through the entry-point group `dspark_jax.architectures`: the name of the entry point is the architecture name, and its
+object is a `SupportedArchitecture`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import importlib.util
 import pkgutil
 import sys
 from collections.abc import Callable, Collection, Mapping
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Literal
 
 from dspark_jax.architectures.decoder.recurrent_state import REASON, has_recurrent_name
@@ -25,26 +26,29 @@ from dspark_jax.speculators_common.formats.recipes import Recipe
 ENTRY_POINT_GROUP = "dspark_jax.architectures"
 CONFIG_FILE = "config.json"
 _PACKAGE = __name__.rpartition(".")[0]
-# What an architecture name holds, in lower case -> the drafts that it belongs to, which are known and not supported.
-_REFUSED_TITLES = {"deepseekv4": "DeepSeek-V4", "dflash2": "DFlash2", "eagle": "Eagle"}
+# Known drafts that are not supported: part of the architecture name, in lower case -> their name in messages.
+_UNSUPPORTED_DRAFTS = {"deepseekv4": "DeepSeek-V4", "dflash2": "DFlash2", "eagle": "Eagle"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SupportedArchitecture:
-    """Everything the pipeline needs to run one architecture.
+    """The registry entry of one architecture: everything the pipeline needs to load, run and save its models.
 
-    `parse_config(raw, file, overrides)` gives the family's frozen config (overrides are for drafts, `None` for
-    targets). `build(config, dtype=..., platform=...)` constructs the module for a `Platform`; it is only traced
-    abstractly, so it may allocate.
-    `recipes(config, names)` is the weight table for a checkpoint that holds the tensors `names`; `ignored` are tensor
-    names that may be there without use; one that ends in `.*` stands for all names below it. `write_config(config,
-    dtype=...)` is the inverse of `parse_config`, for drafts: the content of each JSON file by name, with the numpy name
-    of the tensors' dtype where the format states it.
+    `parse_config(raw, file, overrides)` returns the family's frozen config. `overrides` are `DraftOverrides` for a
+    draft and `None` for a target.
+    `build(config, dtype=..., platform=...)` constructs the module for a `Platform`. It is only traced abstractly, so
+    the arrays that it creates take no memory.
+    `recipes(config, names)` are the weight recipes for a checkpoint with the tensors `names`, by parameter path.
+    `ignored(config)` are the names of tensors that a checkpoint may store and the module does not use. `name.*` means
+    all tensors whose names begin with `name.`.
+    `write_config(config, dtype=...)` is the inverse of `parse_config`, for drafts: file name -> content of that JSON
+    file. `dtype` is the numpy name of the tensors' dtype; a format that states no dtype ignores it.
 
-    A config that names no architecture may mean this one: `model_types` is the name by the value of `type_field`.
-    `draft_fields` are top-level fields that such drafts state and no target does: a config that has one is of a draft,
-    whatever its `model_type` says. `config_file` is the file that `parse_config` reads; a name other than `config.json`
-    decides what a directory is wherever it is there.
+    The other fields find the entry for a config that names no architecture. `model_types` maps values of the config's
+    `type_field` to architecture names. `draft_fields` are top-level fields that only drafts of this kind state: a
+    config with one of them belongs to a draft, whatever its `model_type` says.
+    `config_file` is the file that `parse_config` reads. If its name is not `config.json` and a directory has such a
+    file, the directory holds this architecture.
     """
 
     name: str
@@ -71,7 +75,10 @@ _entries: dict[str, SupportedArchitecture] = {}
 
 
 def register(entry: SupportedArchitecture, *, override: bool = False) -> SupportedArchitecture:
-    """Make `entry` known under its name and aliases. A name that is taken is an error unless `override`."""
+    """Add `entry` under its name and aliases, and return it.
+
+    Raises `DSparkError` if one of the names is taken, unless `override` is true.
+    """
     taken = [name for name in entry.names if name in known_names()]
     if taken and not override:
         raise DSparkError(f"architecture {taken[0]!r} is registered already; pass override=True to replace it")
@@ -80,21 +87,25 @@ def register(entry: SupportedArchitecture, *, override: bool = False) -> Support
 
 
 def retrieve(name: str) -> SupportedArchitecture:
-    """The entry registered as `name`; third-party entries are imported on first use."""
+    """The entry registered as `name`. Entries of other packages are imported on first use.
+
+    Raises `CheckpointError` for an unknown name and `DSparkError` for an entry point that cannot be loaded.
+    """
     if name in _entries:
         return _entries[name]
     if name in built_in():
         return built_in()[name]
     for point in entry_points(group=ENTRY_POINT_GROUP):
         if point.name == name:
-            return _adopt(name, _loaded(point))
+            _entries[name] = _loaded_entry(point)
+            return _entries[name]
     raise CheckpointError(unknown_name_message(name))
 
 
 def implied_name(config: Mapping[str, Any]) -> str | None:
-    """The architecture that a config means which names none; `None` if no family claims it."""
+    """The architecture of a config that names none, found by its other fields; `None` if no family recognises it."""
     entries = [retrieve(name) for name in known_names()]
-    # The `model_type` of a draft is that of its target.
+    # A draft's config may state the `model_type` of its target, so the fields of drafts are checked first.
     drafts = [entry for entry in entries if any(config.get(field) is not None for field in entry.draft_fields)]
     for entry in drafts or entries:
         stated = config.get(entry.type_field)
@@ -104,8 +115,9 @@ def implied_name(config: Mapping[str, Any]) -> str | None:
 
 
 def own_config_files(*, of_others: bool = False) -> Mapping[str, str]:
-    """Files other than `config.json` that decide what a directory is -> the architecture. Packages of others are
-    imported for it only `of_others`.
+    """Config file names other than `config.json` -> the architecture of a directory that has such a file.
+
+    Entries of other packages are imported and included only if `of_others` is true.
     """
     names = known_names() if of_others else (*_entries, *built_in())
     entries = [retrieve(name) for name in names]
@@ -113,7 +125,7 @@ def own_config_files(*, of_others: bool = False) -> Mapping[str, str]:
 
 
 def known_names() -> tuple[str, ...]:
-    """Every name that `retrieve` accepts, sorted; no package of others is imported."""
+    """Every name that `retrieve` accepts, sorted. No other package is imported for this."""
     third_party = {point.name for point in entry_points(group=ENTRY_POINT_GROUP)}
     return tuple(sorted({*_entries, *built_in(), *third_party}))
 
@@ -122,8 +134,9 @@ def known_names() -> tuple[str, ...]:
 def built_in() -> Mapping[str, SupportedArchitecture]:
     """Name -> entry of every family in a folder beside this file.
 
-    All families are imported together, because a directory is opened by what any of them declares. That takes 0.11 s
-    beside the 2.4 s of JAX and Flax on two cores, and a pair needs 0.06 s of it in any case.
+    All families are imported together, because any of them may recognise a config. On two cores this takes 0.11 s,
+    while JAX and Flax take 2.4 s. A pair alone needs 0.06 s of it. Raises `DSparkError` if two families declare one
+    name.
     """
     folders = [found.name for found in pkgutil.iter_modules(sys.modules[_PACKAGE].__path__) if found.ispkg]
     entries = [
@@ -142,13 +155,14 @@ def built_in() -> Mapping[str, SupportedArchitecture]:
 
 
 def unknown_name_message(name: str) -> str:
-    """What to tell a user whose architecture is not known: the name, why it cannot be, or the nearest known one, and
-    all known ones.
+    """The error message for an unknown architecture name.
+
+    It says why the architecture is not supported, or which known name is the nearest, and lists all known names.
     """
     known = known_names()
     if has_recurrent_name(name):
         return f"unsupported architecture {name!r}: {REASON}; known: {', '.join(known)}"
-    title = next((title for part, title in _REFUSED_TITLES.items() if part in name.lower()), None)
+    title = next((title for part, title in _UNSUPPORTED_DRAFTS.items() if part in name.lower()), None)
     if title is not None:
         return f"unsupported architecture {name!r}: {title} drafts are not supported; known: {', '.join(known)}"
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
@@ -156,12 +170,7 @@ def unknown_name_message(name: str) -> str:
     return f"unknown architecture {name!r}{hint}; known: {', '.join(known)}"
 
 
-def _adopt(name: str, entry: SupportedArchitecture) -> SupportedArchitecture:
-    _entries[name] = entry
-    return entry
-
-
-def _loaded(point: Any) -> SupportedArchitecture:
+def _loaded_entry(point: EntryPoint) -> SupportedArchitecture:
     try:
         entry = point.load()
     except Exception as error:

@@ -1,7 +1,7 @@
-"""A dense pre-norm decoder (Llama and Qwen3 lines) over paged caches, with taps.
+"""The dense pre-norm decoder of the Llama and Qwen3 families, with a paged cache and taps.
 
-Layers are unrolled and their arrays kept apart: stacking them for a scan makes XLA copy every slice
-(`docs/performance.md`).
+It computes what `LlamaForCausalLM` and `Qwen3ForCausalLM` of the transformers library compute. The layers are unrolled
+and each has its own arrays: a scan over stacked arrays would make XLA copy every slice (`docs/performance.md`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from dspark_jax.speculators_common.numerics.platform import Platform, default_pl
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DecoderConfig:
-    """A dense decoder; the family's `config.py` fills it from `config.json`."""
+    """The config of a dense decoder. The `config.py` of each family reads it from `config.json`."""
 
     hidden_size: int  # H
     intermediate_size: int  # F
@@ -44,23 +44,23 @@ class DecoderConfig:
     rope: RopeConfig
     max_position_embeddings: int
     tie_word_embeddings: bool
-    use_qk_norm: bool  # RMSNorm over every query and key head before the rotation
+    use_qk_norm: bool  # an RMSNorm on every query head and key head, before the rotation
     attention_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
-    query_pre_attn_scalar: float | None = None  # the attention scale is its inverse root; None = head_dim
-    layer_windows: tuple[int | None, ...]
+    query_pre_attn_scalar: float | None = None  # the attention scale is 1 / sqrt of this; None: of head_dim
+    layer_windows: tuple[int | None, ...]  # sliding window of each layer in positions; None: full attention
 
     architecture: str = dataclasses.field(compare=False)
     family: str = dataclasses.field(compare=False)
     source: str = dataclasses.field(default="", compare=False)
     choices: tuple[Choice, ...] = dataclasses.field(default=(), compare=False)
-    # Fields that the file states and no reader knows; they have no influence.
+    # Dotted paths of fields that the file states and no reader knows. They have no influence.
     unknown_fields: tuple[str, ...] = dataclasses.field(default=(), compare=False)
 
 
 class DecoderAttention(nnx.Module):
-    """Grouped-query attention; q, k and v are one kernel, in that order."""
+    """Grouped-query attention over the cached row. One kernel has the columns of q, k and v, in this order."""
 
     def __init__(
         self, config: DecoderConfig, layer: int, *, dtype: DTypeLike, platform: Platform, rngs: nnx.Rngs
@@ -99,7 +99,7 @@ class DecoderAttention(nnx.Module):
         return self.output(out.reshape(x.shape[0], -1)), cache
 
     def _normed(self, heads: Float[Array, "T NK hd"]) -> Float[Array, "T NK hd"]:
-        """Query and key norms, where the family has them."""
+        """The query and key norms of each head; the heads themselves if the family has no such norms."""
         if self.query_norm is None or self.key_norm is None:
             return heads
         query, key = jnp.split(heads, [self.num_heads], axis=1)
@@ -135,7 +135,7 @@ class DecoderLayer(nnx.Module):
 
 
 class DenseDecoder(EmbeddingAndHead):
-    """A `Target`: embedding, layers, final norm, head."""
+    """The `Target` of the Llama and Qwen3 families: embedding, layers, final norm, head."""
 
     def __init__(
         self,
@@ -162,7 +162,7 @@ class DenseDecoder(EmbeddingAndHead):
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def make_mlp(self, config: DecoderConfig, layer: int, rngs: nnx.Rngs) -> nnx.Module:
-        """The feed-forward part of `layer`; families whose layers differ override it."""
+        """The feed-forward module of `layer`. Families with another one override this method."""
         return GatedMLP(
             config.hidden_size,
             config.intermediate_size,
@@ -173,7 +173,7 @@ class DenseDecoder(EmbeddingAndHead):
         )
 
     def kv_params(self, page_size: int) -> KVParams:
-        """Geometry of the cache that `forward` writes."""
+        """Geometry of the KV cache that `forward` reads and writes; `page_size` is in positions."""
         config = self.config
         return KVParams(
             num_layers=config.num_hidden_layers,
@@ -187,8 +187,9 @@ class DenseDecoder(EmbeddingAndHead):
     def forward(
         self, batch: RaggedBatch, cache: KVCache, taps: tuple[int, ...] = ()
     ) -> tuple[Float[Array, "T H"], Float[Array, "T mH"], KVCache]:
-        """Final-normed hidden states, the residual stream after each of `taps` layers (0 = embedding output) side by
-        side, and the cache with the batch written.
+        """Hidden states after the final norm, the concatenated taps, and the cache with the batch stored.
+
+        Tap `j` is the float32 residual stream after `j` layers, tap 0 the embedding output.
         """
         angles = rotary_angles(batch.positions, self.config.rope)
         calls = [functools.partial(layer, angles=angles, batch=batch) for layer in self.layers]
@@ -196,5 +197,5 @@ class DenseDecoder(EmbeddingAndHead):
         return self.norm(x), tapped, cache
 
     def compute_logits(self, hidden: Float[Array, "*axes H"]) -> Float[Array, "*axes V"]:
-        """Logits of final-normed hidden states, float32."""
+        """Logits of hidden states after the final norm, float32."""
         return self.lm_head(hidden)

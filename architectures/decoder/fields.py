@@ -1,13 +1,15 @@
-"""Reading the `config.json` of a decoder; what the target families share."""
+"""Readers of `config.json` fields that several target families share. They raise `CheckpointError` for a bad field."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 from dspark_jax.architectures.decoder.recurrent_state import refuse_recurrent_layers
+from dspark_jax.speculators_common.formats.choice import Choice
 from dspark_jax.speculators_common.formats.fields import Fields
 from dspark_jax.speculators_common.formats.quantised import refuse_quantised
+from dspark_jax.speculators_common.formats.rope.config import RopeConfig
 from dspark_jax.speculators_common.formats.rope.fields import parse_rope, theta_choice, usable_length
 from dspark_jax.speculators_common.formats.size_limits import MAX_LAYERS, MAX_SIZE
 from dspark_jax.speculators_common.formats.unknown_fields import unknown_fields
@@ -26,30 +28,50 @@ HARMLESS_FIELDS = [
     "initializer_range",
     "attention_dropout",
     "pretraining_tp",
-    "temperature",  # of sampled text, as old files state it here
+    "temperature",  # a sampling setting that old files state here
     "output_attentions",
     "output_hidden_states",
     "is_llama_config",
     "_name_or_path",
     "transformers.js_config",
 ]
-# What they mean that is true of every target here.
+# Fields that may be stated with these values only, which are true of every target here.
 _NEUTRAL_FIELDS: Mapping[str, tuple[Any, ...]] = {"is_decoder": (True, False), "is_causal": (True,)}
-THETA = 10_000.0  # of a file that does not say
+DEFAULT_THETA = 10_000.0  # the default of `rope_theta`
+
+
+class DecoderSizes(TypedDict):
+    """The fields of `DecoderConfig` that every decoder states."""
+
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    vocab_size: int
+    max_position_embeddings: int
+
+
+class DecoderGeometry(DecoderSizes):
+    """The fields of `DecoderConfig` that every decoder with SiLU and one rotation states."""
+
+    intermediate_size: int
+    tie_word_embeddings: bool
+    rope: RopeConfig
+    choices: tuple[Choice, ...]
 
 
 def read_decoder_geometry(
     fields: Fields, defaults: Mapping[str, int] | None = None, required: Collection[str] = ()
-) -> dict[str, Any]:
-    """The `DecoderConfig` fields that every silu decoder with one rotation states; `defaults` and `required` as in
-    `read_decoder_sizes`.
-    """
+) -> DecoderGeometry:
+    """Read the fields of `DecoderGeometry`. `defaults` and `required` are those of `read_decoder_sizes`."""
     require_activation(fields, "silu", "hidden_act")
     sizes = read_decoder_sizes(fields, defaults, required)
-    rope = parse_rope(fields, head_dim=sizes["head_dim"], default_theta=THETA)
+    rope = parse_rope(fields, head_dim=sizes["head_dim"], default_theta=DEFAULT_THETA)
+    sizes["max_position_embeddings"] = usable_length(sizes["max_position_embeddings"], rope, fields.file)
     return {
         **sizes,
-        "max_position_embeddings": usable_length(sizes["max_position_embeddings"], rope, fields.file),
         "intermediate_size": fields.integer("intermediate_size", minimum=1, maximum=MAX_SIZE),
         "tie_word_embeddings": fields.boolean("tie_word_embeddings", default=False),
         "rope": rope,
@@ -59,12 +81,12 @@ def read_decoder_geometry(
 
 def read_decoder_sizes(
     fields: Fields, defaults: Mapping[str, int] | None = None, required: Collection[str] = ()
-) -> dict[str, Any]:
-    """The `DecoderConfig` fields that every decoder states.
+) -> DecoderSizes:
+    """Read the fields of `DecoderSizes`.
 
-    `defaults` are the sizes that a file of this family may leave out. Unless they are among them, `head_dim` defaults
-    to hidden size over heads, and `num_key_value_heads` to the number of heads if the family does not name it in
-    `required`.
+    `defaults` are the values of sizes that a file of the family may omit. Without a default there, `head_dim` defaults
+    to `hidden_size / num_attention_heads`, and `num_key_value_heads` to `num_attention_heads` unless `required` names
+    it.
     """
     known = dict(defaults or {})
     refuse_quantised(fields.raw, fields.file)
@@ -102,14 +124,14 @@ def _size(
 
 
 def require_activation(fields: Fields, supported: str, *names: str) -> None:
-    """The feed-forward activation, stated under any of `names` or not at all, must be the family's."""
+    """Raise `CheckpointError` if one of the fields `names` states another activation than `supported`."""
     for name in names:
         if fields.string(name, default=supported) != supported:
             raise fields.error(name, fields.string(name), supported)
 
 
 def read_layer_kinds(fields: Fields, num_layers: int, default: Sequence[str]) -> tuple[str, ...]:
-    """`full_attention` or `sliding_attention` per layer."""
+    """Read `layer_types`: `full_attention` or `sliding_attention` for each layer; `default` if it is missing."""
     refuse_recurrent_layers(fields)
     kinds = fields.string_list("layer_types", default=tuple(default))
     unknown = [kind for kind in kinds if kind not in ("full_attention", "sliding_attention")]
@@ -123,7 +145,10 @@ def read_layer_kinds(fields: Fields, num_layers: int, default: Sequence[str]) ->
 
 
 def read_windows(fields: Fields, kinds: Sequence[str], default_window: int | None = None) -> tuple[int | None, ...]:
-    """Sliding window per layer, `None` = full attention. A window without sliding layers has no meaning."""
+    """The sliding window of each layer in positions, `None` for full attention.
+
+    `kinds` are those of `read_layer_kinds`. `sliding_window` has no influence if no layer slides.
+    """
     if "sliding_attention" not in kinds:
         fields.ignore("sliding_window")
         return (None,) * len(kinds)
@@ -133,24 +158,25 @@ def read_windows(fields: Fields, kinds: Sequence[str], default_window: int | Non
 
 
 def unknown_target_fields(
-    fields: Fields, whole: Fields | None = None, neutral: Mapping[str, tuple[Any, ...]] | None = None
+    fields: Fields, top: Fields | None = None, neutral: Mapping[str, tuple[Any, ...]] | None = None
 ) -> tuple[str, ...]:
-    """The stated fields of a target that nobody read; see `unknown_fields`, which says what is refused.
+    """Dotted paths of the stated fields that no reader has read. `unknown_fields` says which of them are refused.
 
-    `whole` is the file around the text model in `fields`, where there is one: of it only what stands beside the parts
-    (`text_config`, `vision_config`, ...) could speak of the text model. `neutral` are names of the family, each with
-    the values that say what is true of it anyway.
+    `top` is the top level of a multimodal file, if `fields` are only its `text_config`. Its fields are checked too,
+    except for the parts of the model (`text_config`, `vision_config`, ...). `neutral` are further fields of the family
+    with the values that are always true of it.
     """
     known = {**_NEUTRAL_FIELDS, **(neutral or {})}
-    if whole is not None and whole.raw is not fields.raw:
-        parts = [name for name in whole.raw if name.endswith("_config")]
-        unknown_fields(whole, [*HARMLESS_FIELDS, *parts], known)
+    if top is not None and top.raw is not fields.raw:
+        parts = [name for name in top.raw if name.endswith("_config")]
+        unknown_fields(top, [*HARMLESS_FIELDS, *parts], known)
     return unknown_fields(fields, (), known)
 
 
 def require_full_layers(fields: Fields, num_layers: int) -> None:
-    """Refuse windows in a family whose layers have none; a width that `use_sliding_window` or `layer_types` leaves
-    unused may be stated.
+    """Raise `CheckpointError` if a layer has a sliding window, for a family without such layers.
+
+    `sliding_window` may be stated if `use_sliding_window` or `layer_types` says that no layer uses it.
     """
     windows = read_layer_windows(fields, num_layers)
     if any(window is not None for window in windows):
@@ -161,9 +187,9 @@ def require_full_layers(fields: Fields, num_layers: int) -> None:
 
 
 def read_layer_windows(fields: Fields, num_layers: int) -> tuple[int | None, ...]:
-    """Sliding window per layer, `None` = full attention.
+    """The sliding window of each layer in positions, `None` for full attention.
 
-    Files without `layer_types` say it by `use_sliding_window`, which spares the first `max_window_layers` layers.
+    Without `layer_types`, `use_sliding_window` makes all layers slide but the first `max_window_layers`.
     """
     default = ["full_attention"] * num_layers
     fields.ignore("max_window_layers")
@@ -178,5 +204,5 @@ def read_layer_windows(fields: Fields, num_layers: int) -> tuple[int | None, ...
 
 
 def every_sixth_full(num_layers: int, pattern: int = 6) -> tuple[str, ...]:
-    """Gemma's default mix: every `pattern`-th layer is full, the others slide."""
+    """The default layer kinds of Gemma: every `pattern`-th layer has full attention, the others slide."""
     return tuple("sliding_attention" if (layer + 1) % pattern else "full_attention" for layer in range(num_layers))

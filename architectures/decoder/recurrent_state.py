@@ -1,8 +1,8 @@
-"""Targets with recurrent state, which speculative decoding must refuse.
+"""Detect targets with recurrent state. Speculative decoding does not support them.
 
-Rejected drafts have been through the target. In attention layers they leave cache rows that nobody reads again; in a
-recurrent state (linear attention, state-space and short-convolution layers) they stay, and the text would depend on the
-draft.
+The target runs over the drafts before they are accepted or rejected. In an attention layer a rejected draft leaves
+cache entries that are never visible again. In a layer with recurrent state (linear attention, state-space and
+short-convolution layers) it changes the state for all later tokens, so the text would depend on the draft.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LAYER_KINDS = (
     "gated_deltanet",
     "kda",
 )
-# Parts of model types and architecture names, in lower case without punctuation.
+# Parts of the model types and architecture names of recurrent families, in lower case without punctuation.
 _MARKERS = (
     *(
         "qwen3next",
@@ -44,27 +44,28 @@ _MARKERS = (
 
 
 def has_recurrent_name(name: str) -> bool:
-    """Whether a model type or architecture name is one of a recurrent or hybrid family."""
+    """Whether a model type or an architecture name belongs to a family with recurrent layers."""
     plain = "".join(letter for letter in name.lower() if letter.isalnum())
     return any(marker in plain for marker in _MARKERS)
 
 
 def refuse_recurrent_state(raw: Mapping[str, Any], file: str) -> None:
-    """Raise a `CheckpointError` if the target's config, or the text part of it, names a recurrent family or recurrent
-    layers.
+    """Raise `CheckpointError` if a target's config, or its `text_config`, names a recurrent family or recurrent layers.
+
+    `raw` is the content of `file`.
     """
     fields = Fields(raw, file)
-    for place in (fields, fields.section("text_config")):
+    for section in (fields, fields.section("text_config")):
         for name in ("model_type", "architectures"):
-            stated = place.raw.get(name)
+            stated = section.raw.get(name)
             for value in stated if isinstance(stated, list) else [stated]:
                 if isinstance(value, str) and has_recurrent_name(value):
-                    raise place.error(name, value, f"a target without recurrent state: {REASON}")
-        refuse_recurrent_layers(place)
+                    raise section.error(name, value, f"a target without recurrent state: {REASON}")
+        refuse_recurrent_layers(section)
 
 
 def refuse_recurrent_layers(fields: Fields) -> None:
-    """Raise a `CheckpointError` if a layer is of a recurrent kind."""
+    """Raise `CheckpointError` if the config names a recurrent layer kind."""
     for name in ("layer_types", "layers_block_type"):
         kinds = fields.raw.get(name)
         for kind in kinds if isinstance(kinds, list) else ():

@@ -1,5 +1,7 @@
-"""The weight table of a decoder in the Hugging Face layout (`model.layers.0.self_attn.q_proj.weight`, Linear `[out,
-in]`).
+"""The weight recipes of a decoder in the Hugging Face layout.
+
+Tensors have names such as `model.layers.0.self_attn.q_proj.weight`, and the weight of a Linear is `[out, in]`. Every
+function here returns recipes by the dotted path of the module's parameter.
 """
 
 from __future__ import annotations
@@ -15,25 +17,28 @@ from dspark_jax.speculators_common.formats.recipes import (
     transposed,
 )
 
-RecipeTable = dict[str, Recipe]
+RecipesByPath = dict[str, Recipe]
 
 
-def dense_mlp_recipes(config: DecoderConfig, layer: int, prefix: str) -> RecipeTable:
-    """The feed-forward part of every layer of a dense decoder, relative to the layer."""
+def dense_mlp_recipes(config: DecoderConfig, layer: int, prefix: str) -> RecipesByPath:
+    """The recipes of a dense layer's feed-forward part; parameter paths are relative to the layer."""
     return gated_mlp_recipes(f"{prefix}.mlp", config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
 
 
 def decoder_recipes(
     config: DecoderConfig,
     names: Collection[str],
-    mlp: Callable[[DecoderConfig, int, str], RecipeTable] = dense_mlp_recipes,
-) -> RecipeTable:
-    """One recipe per parameter; `mlp(config, layer, prefix)` gives those of a layer's feed-forward part."""
+    mlp: Callable[[DecoderConfig, int, str], RecipesByPath] = dense_mlp_recipes,
+) -> RecipesByPath:
+    """The recipes of all parameters, for a checkpoint with the tensors `names`.
+
+    `mlp(config, layer, prefix)` returns the recipes of a layer's feed-forward part, with paths relative to the layer.
+    """
     recipes = token_recipes(config.vocab_size, config.hidden_size, names, tied=config.tie_word_embeddings)
     recipes["norm.weight"] = copied("model.norm.weight", (config.hidden_size,), axes=("hidden",))
     for layer in range(config.num_hidden_layers):
         prefix = f"model.layers.{layer}"
-        table = {
+        layer_recipes = {
             "input_norm.weight": copied(f"{prefix}.input_layernorm.weight", (config.hidden_size,), axes=("hidden",)),
             "post_attention_norm.weight": copied(
                 f"{prefix}.post_attention_layernorm.weight", (config.hidden_size,), axes=("hidden",)
@@ -41,7 +46,7 @@ def decoder_recipes(
             **attention_recipes(config, prefix),
             **mlp(config, layer, prefix),
         }
-        recipes |= {f"layers.{layer}.{path}": recipe for path, recipe in table.items()}
+        recipes |= {f"layers.{layer}.{path}": recipe for path, recipe in layer_recipes.items()}
     return recipes
 
 
@@ -53,9 +58,11 @@ def token_recipes(
     tied: bool,
     prefix: str = "model.",
     head: str = "lm_head.weight",
-) -> RecipeTable:
-    """Embedding and head. An untied head has the tensor `head`; of a tied pair both are made from the embedding, or
-    from the head where the file keeps only that.
+) -> RecipesByPath:
+    """The recipes of the embedding and the head.
+
+    An untied head is read from the tensor `head`. A tied head is read from the embedding's tensor. If a tied file
+    stores only the head, both are read from that.
     """
     shape = (vocab_size, hidden_size)
     embedding = f"{prefix}embed_tokens.weight"
@@ -67,8 +74,8 @@ def token_recipes(
     }
 
 
-def attention_recipes(config: DecoderConfig, prefix: str) -> RecipeTable:
-    """The attention of one layer, relative to the layer."""
+def attention_recipes(config: DecoderConfig, prefix: str) -> RecipesByPath:
+    """The recipes of a layer's attention; `prefix` begins the tensor names, paths are relative to the layer."""
     hidden, attention = config.hidden_size, f"{prefix}.self_attn"
     rows = {"q": config.num_attention_heads * config.head_dim, "k": config.num_key_value_heads * config.head_dim}
     rows["v"] = rows["k"]
@@ -92,8 +99,8 @@ def attention_recipes(config: DecoderConfig, prefix: str) -> RecipeTable:
     return recipes
 
 
-def gated_mlp_recipes(mlp: str, hidden: int, width: int, *, bias: bool = False) -> RecipeTable:
-    """A `GatedMLP` called `mlp` in the module, from the Linears below the name `mlp` in the file."""
+def gated_mlp_recipes(mlp: str, hidden: int, width: int, *, bias: bool = False) -> RecipesByPath:
+    """The recipes of a layer's `GatedMLP`, relative to the layer; `mlp` is the name prefix of its three Linears."""
     recipes = {
         "mlp.gate_up.kernel": stacked_columns(
             {f"{mlp}.{x}_proj.weight": (width, hidden) for x in ("gate", "up")}, axes=("hidden", "mlp")
@@ -109,9 +116,7 @@ def gated_mlp_recipes(mlp: str, hidden: int, width: int, *, bias: bool = False) 
 
 
 def ignored_tensors(config: DecoderConfig) -> tuple[str, ...]:
-    """Names that may be present without use: the copy of a tied head, and frequency buffers of old exports (both follow
-    from the config).
-    """
+    """Names of tensors to ignore: the stored copy of a tied head, and the rotation frequencies in old files."""
     copies = ("lm_head.weight",) if config.tie_word_embeddings else ()
     return (
         *copies,

@@ -1,5 +1,7 @@
-"""Registry entry of DFlash drafts: Qwen3 layers without heads. Two libraries use one name for them; the files say which
-one wrote them.
+"""The registry entry of DFlash drafts (arXiv 2602.06036): Qwen3 layers without Markov and confidence heads.
+
+The speculators library and the z-lab implementation use the same architecture name. Other fields of the config say
+which of the two wrote it.
 """
 
 from __future__ import annotations
@@ -24,7 +26,11 @@ _NAME, *_ALIASES = speculators.ARCHITECTURES["dflash"]
 
 
 def _parse(raw: Mapping[str, Any], file: Path | str, overrides: DraftOverrides | None = None) -> DraftConfig:
-    """A file of the speculators library states its type; a z-lab one has none of that library's fields."""
+    """The config in `raw`, the content of `file`, in the speculators or the z-lab format.
+
+    A speculators config states `speculators_model_type`. A z-lab config has none of the speculators library's fields.
+    Raises `CheckpointError` for a config that is neither.
+    """
     fields = Fields(raw, file)
     if raw.get("architectures") != [zlab.ARCHITECTURE] or fields.has(speculators.TYPE_FIELD):
         return from_speculators(raw, file, overrides)
@@ -35,6 +41,7 @@ def _parse(raw: Mapping[str, Any], file: Path | str, overrides: DraftOverrides |
 
 
 def _training_tensors(config: DraftConfig) -> tuple[str, ...]:
+    """Names of tensors to ignore: the speculators library stores some that only its training uses."""
     return () if config.family == zlab.FAMILY else ("verifier_lm_head.weight", "verifier_norm.weight")
 
 

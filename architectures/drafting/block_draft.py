@@ -1,7 +1,8 @@
-"""The block draft: the network behind every format but the compact one (`docs/how-it-works.md`).
+"""The block draft: the network of every draft format except the compact one (`docs/how-it-works.md`).
 
-One parallel pass over `[anchor, mask, mask, ...]` reads context K/V made from the target's taps; a Markov head then
-samples the slots left to right.
+It is the draft of the DSpark paper (arXiv 2607.05147), as the speculators library and DeepSpec publish it. One parallel
+pass over `[anchor, mask, mask, ...]` attends to context K/V that is made from the target's taps. The Markov head then
+chooses the drafts slot by slot, from left to right.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int32
 
-from dspark_jax.architectures.drafting.block_layer import Angles, BlockLayer
+from dspark_jax.architectures.drafting.block_layer import BlockLayer
 from dspark_jax.architectures.drafting.draft_chain import DraftChain, VocabTable, required_target
 from dspark_jax.architectures.drafting.tables import DraftTables
 from dspark_jax.architectures.nn.attention.block_context import BlockContext
@@ -24,7 +25,7 @@ from dspark_jax.architectures.nn.attention.kv_params import KVParams
 from dspark_jax.architectures.nn.attention.ragged_batch import RaggedBatch
 from dspark_jax.architectures.nn.embedding import TokenTable, soft_capped
 from dspark_jax.architectures.nn.norms import RMSNorm
-from dspark_jax.architectures.nn.rotary import rotary_angles
+from dspark_jax.architectures.nn.rotary import Angles, rotary_angles
 from dspark_jax.architectures.protocols import TargetTables
 from dspark_jax.speculators_common.formats.draft_checks import check_block_draft
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig, DraftStyle
@@ -35,10 +36,10 @@ from dspark_jax.speculators_common.numerics.platform import Platform, default_pl
 
 
 class BlockDraft(DraftChain):
-    """A `Draft` (see `architectures/protocols.py`) for any `DraftConfig` of the Qwen3 style. Another style of layer is
-    another `layer_type`.
+    """A `Draft` (see `architectures/protocols.py`) for any `DraftConfig` of the Qwen3 style.
 
-    Raises `DSparkError` for a config that no such draft can have.
+    A subclass for another style sets `layer_type` and `style`. `tables` says whether the embedding and the head are the
+    draft's own. The constructor raises `DSparkError` for a config that such a draft cannot have.
     """
 
     layer_type: ClassVar[type[BlockLayer]] = BlockLayer
@@ -85,16 +86,16 @@ class BlockDraft(DraftChain):
 
     @property
     def has_own_embed_tokens(self) -> bool:
-        """Whether the checkpoint brings an embedding of its own."""
+        """Whether the draft has an embedding of its own."""
         return self.tables.embed_tokens == "own"
 
     @property
     def has_own_lm_head(self) -> bool:
-        """Whether the checkpoint brings a head of its own."""
+        """Whether the draft has a head of its own."""
         return self.tables.lm_head == "own"
 
     def kv_params(self, page_size: int) -> KVParams:
-        """Geometry of the context cache."""
+        """Geometry of the draft's KV cache, which holds the context only; `page_size` is in positions."""
         config = self.config
         return KVParams(
             num_layers=config.num_hidden_layers,
@@ -106,13 +107,13 @@ class BlockDraft(DraftChain):
         )
 
     def project_target_hidden(self, taps: Float[Array, "*axes mH"]) -> Float[Array, "*axes d"]:
-        """Context features `hidden_norm(fc(taps))`; they feed context K/V only."""
+        """Context features `hidden_norm(fc(taps))` of concatenated taps. Only context K/V is made from them."""
         return self.hidden_norm(self.fc.float32(taps))
 
     def materialize_kv(self, context: Float[Array, "T d"], batch: RaggedBatch, cache: KVCache) -> KVCache:
-        """Store each layer's context K/V at the absolute positions of `batch`; inert tokens store nothing.
+        """The cache with each layer's context K/V stored at the positions of `batch`. Inert tokens are not stored.
 
-        Context features skip the layer's input norm, block rows do not.
+        The layer's input norm applies to the block only, not to context features.
         """
         angles = rotary_angles(batch.positions, self.config.rope)
         for index, layer in enumerate(self.layers):
@@ -120,8 +121,9 @@ class BlockDraft(DraftChain):
         return cache
 
     def embed_block(self, anchor: Int32[Array, "B"], target: TargetTables | None = None) -> Float[Array, "B W d"]:
-        """Embedding rows of `[anchor, mask, mask, ...]`, scaled where the format says so; float32: the block's residual
-        stream.
+        """Embedding rows of `[anchor, mask, mask, ...]` times `embedding_scale`, float32: the block's residual stream.
+
+        Raises `ValueError` if the draft has no embedding of its own and `target` is `None`.
         """
         embed = self.table if self.table is not None else required_target(target, "embed_tokens").embed_tokens
         assert self.config.mask_token_id is not None
@@ -129,7 +131,7 @@ class BlockDraft(DraftChain):
             [anchor[:, None], jnp.full((anchor.shape[0], 1), self.config.mask_token_id, jnp.int32)], axis=1
         )
         rows = embed(ids)
-        # The scale is rounded as the table is, like everywhere where such drafts and their targets are trained.
+        # The scale is rounded to the dtype of the embedding, as in the training of these drafts and their targets.
         rows = rows.astype(jnp.float32) * np.asarray(self.config.embedding_scale, rows.dtype).astype(np.float32)
         masks = jnp.broadcast_to(rows[:, 1:], (rows.shape[0], self.config.block_size - 1, rows.shape[2]))
         return jnp.concatenate([rows[:, :1], masks], axis=1)
@@ -137,10 +139,10 @@ class BlockDraft(DraftChain):
     def forward_block(
         self, embeds: Float[Array, "B W d"], context: BlockContext, num_slots: int | None = None
     ) -> Float[Array, "B Ws d"]:
-        """Final-normed hidden states of the first `num_slots` slots; slot k stands at position `context.lengths + k`.
+        """Hidden states after the final norm, of the first `num_slots` slots (default: all).
 
-        All W slots always run: in a bidirectional block every slot sees every other. Only the last layer's queries are
-        cut.
+        Slot k is at position `context.lengths + k`. All W slots run through every layer but the last, because slots of
+        a bidirectional block see each other. In the last layer only `num_slots` slots are queries.
         """
         width, angles = embeds.shape[1], self.block_angles(context)
         x = embeds
@@ -151,17 +153,17 @@ class BlockDraft(DraftChain):
         return self.norm(x)
 
     def block_angles(self, context: BlockContext) -> Angles:
-        """Rotation of the slots: slot k stands at position `context.lengths + k`."""
+        """The rotation angles of the slots, of which slot k is at position `context.lengths + k`."""
         positions = context.lengths[:, None] + jnp.arange(self.config.block_size, dtype=jnp.int32)[None, :]
         return rotary_angles(positions, self.config.rope)
 
     def compute_logits(
         self, hidden: Float[Array, "B Ws d"], target: TargetTables | None = None
     ) -> Float[Array, "B Ds Vd"]:
-        """Base logits of the drafting slots, float32: multiplied and soft-capped where the format says so, without
-        Markov bias.
+        """Base logits of the slots that propose a draft, float32, before the Markov bias. Fill-in drafts drop slot 0.
 
-        Fill-in drafts drop slot 0.
+        `output_multiplier` and `final_logit_softcapping` of the config apply here. Raises `ValueError` if the draft has
+        no head of its own and `target` is `None`.
         """
         head = self.head.float32 if self.head is not None else required_target(target, "lm_head").lm_head
         logits = head(self._drafting(hidden))

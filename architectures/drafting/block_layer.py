@@ -1,4 +1,4 @@
-"""One Qwen3-style layer of a block draft: the block attends to the context and to itself."""
+"""One Qwen3-style layer of a block draft. The block slots attend to the context and to the block."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ from jaxtyping import Array, Float
 from dspark_jax.architectures.nn.attention.block_context import BlockContext
 from dspark_jax.architectures.nn.mlp import GatedMLP
 from dspark_jax.architectures.nn.norms import RMSNorm
-from dspark_jax.architectures.nn.rotary import rotate
+from dspark_jax.architectures.nn.rotary import Angles, rotate
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig
 from dspark_jax.speculators_common.numerics.linear import Linear
 from dspark_jax.speculators_common.numerics.platform import Platform
 
-Angles = tuple[Float[Array, "*axes R"], Float[Array, "*axes R"]]
-
 
 class BlockAttention(nnx.Module):
-    """Queries from the block, keys and values from context and block through the same projections.
+    """Attention with queries from the block, and keys and values from the context and the block.
 
-    The query kernel stands apart from the fused key/value kernel because context rows need the latter alone.
+    Context and block use the same key and value projections. Keys and values are one kernel. The query kernel is
+    separate, because the context needs keys and values only.
     """
 
     def __init__(
@@ -50,7 +49,7 @@ class BlockAttention(nnx.Module):
     def keys_values(
         self, x: Float[Array, "*axes d"], angles: Angles
     ) -> tuple[Float[Array, "*axes K hd"], Float[Array, "*axes K hd"]]:
-        """Normed, rotated keys and plain values of context features or of normed block rows."""
+        """Keys (normed and rotated) and values of `x`: context features, or the block after the input norm."""
         heads = self.key_value.float32(x).reshape(*x.shape[:-1], 2 * self.num_kv_heads, self.head_dim)
         keys, values = jnp.split(heads, 2, axis=-2)
         return rotate(self.key_norm(keys), angles), values
@@ -59,13 +58,13 @@ class BlockAttention(nnx.Module):
         self, x: Float[Array, "B W d"], angles: Angles, context: BlockContext, num_queries: int
     ) -> Float[Array, "B Wq d"]:
         keys, values = self.keys_values(x, angles)
-        asking = x[:, :num_queries]
-        query = self.query_norm(self.query.float32(asking).reshape(*asking.shape[:-1], -1, self.head_dim))
+        querying = x[:, :num_queries]
+        query = self.query_norm(self.query.float32(querying).reshape(*querying.shape[:-1], -1, self.head_dim))
         query = rotate(query, (angles[0][:, :num_queries], angles[1][:, :num_queries]))
         attended = context.block_attention(
             self.layer, query, keys, values, mask=self.mask, origin=self.origin, scale=self.scale
         )
-        return self.output(attended.reshape(*asking.shape[:-1], -1))
+        return self.output(attended.reshape(*querying.shape[:-1], -1))
 
 
 class BlockLayer(nnx.Module):
@@ -82,7 +81,7 @@ class BlockLayer(nnx.Module):
     def __call__(
         self, x: Float[Array, "B W d"], angles: Angles, context: BlockContext, num_queries: int
     ) -> Float[Array, "B Wq d"]:
-        """The first `num_queries` slots after this layer; all slots are keys."""
+        """The first `num_queries` slots after this layer. All slots are keys."""
         with jax.named_scope("attention"):
             x = x[:, :num_queries] + self.attention(self.input_norm(x), angles, context, num_queries)
         with jax.named_scope("mlp"):

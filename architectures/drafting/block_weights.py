@@ -1,5 +1,6 @@
-"""The weight table of a block draft: the tensor names that the speculators and the DeepSpec formats share
-(`docs/formats.md`).
+"""The weight recipes of a block draft. The speculators and DeepSpec formats use the same tensor names.
+
+`docs/formats.md` lists the tensors. Every function here returns recipes by the dotted path of the module's parameter.
 """
 
 from __future__ import annotations
@@ -23,15 +24,16 @@ from dspark_jax.speculators_common.formats.recipes import (
 from dspark_jax.speculators_common.heads.vocab_map import target_id_table, vocabulary_tensors
 
 LayerRecipes = Callable[[DraftConfig, str], dict[str, Recipe]]
+"""`(config, prefix)` -> recipes of one layer, relative to it; `prefix` begins the names of its tensors."""
 
 
 def block_draft_recipes(
     config: DraftConfig, names: Collection[str], *, layer_recipes: LayerRecipes | None = None
 ) -> dict[str, Recipe]:
-    """One recipe per parameter of `BlockDraft`. A head made of target rows comes under the checkpoint's own name,
-    `lm_head.weight`.
+    """The recipes of all parameters of `BlockDraft`, for a checkpoint with the tensors `names`.
 
-    `layer_recipes(config, prefix)` is the table of one layer, that of the Qwen3 style by default.
+    A head that consists of rows of the target's head is read from the name `lm_head.weight`, too. `layer_recipes` are
+    those of the Qwen3 style by default.
     """
     hidden = config.hidden_size
     tables = tables_of(config, names)
@@ -48,7 +50,7 @@ def block_draft_recipes(
     if tables.embed_tokens == "own":
         recipes["table.rows"] = copied("embed_tokens.weight", (config.vocab_size, hidden), axes=("vocab", "hidden"))
     if tables.lm_head != "target":
-        recipes["head.kernel"] = _onto_draft_ids(config, "lm_head.weight", hidden, axis="hidden")
+        recipes["head.kernel"] = _draft_vocab_kernel(config, "lm_head.weight", hidden, axis="hidden")
     for layer in range(config.num_hidden_layers):
         recipes |= {
             f"layers.{layer}.{path}": recipe
@@ -58,7 +60,7 @@ def block_draft_recipes(
 
 
 def qwen3_layer_recipes(config: DraftConfig, prefix: str) -> dict[str, Recipe]:
-    """The parameters of `BlockLayer`."""
+    """The recipes of one `BlockLayer`, relative to the layer."""
     hidden = config.hidden_size
     return {
         "input_norm.weight": copied(f"{prefix}.input_layernorm.weight", (hidden,), axes=("hidden",)),
@@ -69,7 +71,11 @@ def qwen3_layer_recipes(config: DraftConfig, prefix: str) -> dict[str, Recipe]:
 
 
 def attention_recipes(config: DraftConfig, attention: str, key_values: str) -> dict[str, Recipe]:
-    """The parameters of `BlockAttention`; `key_values` are the projections that make its key/value kernel."""
+    """The recipes of a layer's `BlockAttention`, relative to the layer.
+
+    `attention` begins the names of its tensors. `key_values` names the projections of the key/value kernel: `kv`, or
+    `k` if values are keys.
+    """
     hidden = config.hidden_size
     queries, keys = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
     recipes = {
@@ -93,7 +99,7 @@ def attention_recipes(config: DraftConfig, attention: str, key_values: str) -> d
 
 
 def mlp_recipes(config: DraftConfig, mlp: str) -> dict[str, Recipe]:
-    """The parameters of `GatedMLP`."""
+    """The recipes of a layer's `GatedMLP`, relative to the layer; `mlp` begins the names of its tensors."""
     hidden, width = config.hidden_size, config.intermediate_size
     return {
         "mlp.gate_up.kernel": stacked_columns(
@@ -109,7 +115,7 @@ def _markov_recipes(config: DraftConfig) -> dict[str, Recipe]:
     rank, hidden = config.markov_rank, config.hidden_size
     recipes = {
         "markov_head.w1": copied("markov_head.markov_w1.weight", (config.vocab_size, rank), axes=("vocab", "rank")),
-        "markov_head.w2.kernel": _onto_draft_ids(config, "markov_head.markov_w2.weight", rank, axis="rank"),
+        "markov_head.w2.kernel": _draft_vocab_kernel(config, "markov_head.markov_w2.weight", rank, axis="rank"),
     }
     if config.markov_head_type == "gated":
         recipes["markov_head.gate.kernel"] = transposed(
@@ -138,8 +144,10 @@ def _confidence_recipes(config: DraftConfig, names: Collection[str]) -> dict[str
 
 
 def _vocab_recipes(config: DraftConfig, names: Collection[str]) -> dict[str, Recipe]:
-    """The d2t/t2d pair, validated where it is read. A full vocabulary that brings the identity all the same is checked
-    and leaves no parameter.
+    """The recipe of the draft vocabulary from the tensors `d2t` and `t2d`, which are checked when they are read.
+
+    A draft with the full vocabulary may store them too. They must then be the identity, and the module has no parameter
+    for them.
     """
     shapes: Mapping[str, tuple[int, ...]] = {"d2t": (config.draft_vocab_size,), "t2d": (config.vocab_size,)}
     present = {name: shape for name, shape in shapes.items() if name in names}
@@ -151,7 +159,7 @@ def _vocab_recipes(config: DraftConfig, names: Collection[str]) -> dict[str, Rec
         table = target_id_table(
             vocab_size=config.vocab_size,
             draft_vocab_size=config.draft_vocab_size,
-            file=Path(config.source).parent,  # where the tensors are
+            file=Path(config.source).parent,  # messages name the directory of the tensors
             d2t=stored.get("d2t"),
             t2d=stored.get("t2d"),
         )
@@ -174,9 +182,10 @@ def _vocab_recipes(config: DraftConfig, names: Collection[str]) -> dict[str, Rec
     }
 
 
-def _onto_draft_ids(config: DraftConfig, name: str, width: int, *, axis: AxisName) -> Recipe:
-    """A Linear onto the draft vocabulary, without the padding ids beyond the target's vocabulary, which must never be
-    proposed.
+def _draft_vocab_kernel(config: DraftConfig, name: str, width: int, *, axis: AxisName) -> Recipe:
+    """The recipe of a Linear with one output per draft id.
+
+    Outputs for padding ids beyond the target's vocabulary are dropped, because they must never be proposed.
     """
     shape = (config.draft_vocab_size, width)
     return transposed(name, shape, rows=config.num_draft_ids, axes=(axis, "draft_vocab"))

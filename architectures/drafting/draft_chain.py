@@ -1,6 +1,4 @@
-"""What follows a draft's backbone, whatever that is: the Markov chain over the slots, the confidence of each, and the
-proposal's length.
-"""
+"""The part of a draft after its backbone: the Markov chain over the slots, their confidences, the proposal's length."""
 
 from __future__ import annotations
 
@@ -8,6 +6,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int32
 
+from dspark_jax.architectures.drafting.tables import DraftTables
 from dspark_jax.architectures.proposal import Proposal, Sampler
 from dspark_jax.architectures.protocols import TargetTables
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig
@@ -18,16 +17,17 @@ from dspark_jax.speculators_common.numerics.platform import Platform
 
 
 class VocabTable(nnx.Variable):
-    """Absolute target ids of the draft vocabulary, int32 `[Vd]`; not a trained parameter."""
+    """The target id of every draft id, int32 `[Vd]`. It is not a trained parameter."""
 
 
 class DraftChain(nnx.Module):
-    """The half of a `Draft` (see `architectures/protocols.py`) that turns base logits into a proposal.
+    """The part of a `Draft` (see `architectures/protocols.py`) that turns base logits into a proposal.
 
-    A backbone derives from it and sets the fields.
+    The backbone of every draft derives from this class and sets these fields.
     """
 
     config: DraftConfig
+    tables: DraftTables
     platform: Platform
     markov_head: MarkovHead | None
     confidence_head: ConfidenceHead | None
@@ -41,10 +41,10 @@ class DraftChain(nnx.Module):
         *,
         hidden: Float[Array, "B Ws d"] | None = None,
     ) -> Int32[Array, "B Ds"]:
-        """The Markov chain, unrolled over the slots: drafts as target ids.
+        """Drafts as target ids, chosen from left to right: each slot adds the Markov bias of the token before it.
 
-        `sampler(logits [B, Vd], slot)` picks draft ids, argmax by default. `hidden` are the slot states of
-        `forward_block`; gated and rnn heads read them.
+        `sampler(logits, slot)` chooses the draft ids of one slot; `None` takes the argmax. `hidden` are the states of
+        `forward_block`. Gated and rnn Markov heads need them: without them they raise `ValueError`.
         """
         return self.draft_chain(base_logits, anchor_tokens, sampler, hidden=hidden)[0]
 
@@ -56,7 +56,7 @@ class DraftChain(nnx.Module):
         *,
         hidden: Float[Array, "B Ws d"] | None = None,
     ) -> tuple[Int32[Array, "B Ds"], Float[Array, "B Ds Vd"]]:
-        """`sample_draft_tokens`, and the corrected logits each draft was chosen from."""
+        """The drafts of `sample_draft_tokens`, and the logits that each was chosen from, Markov bias included."""
         pick = sampler or (lambda logits, slot: argmax(logits, self.platform.argmax))
         head = self.markov_head
         if head is not None and head.needs_hidden and hidden is None:
@@ -84,10 +84,10 @@ class DraftChain(nnx.Module):
         threshold: Float[Array, "B"],
         sampler: Sampler | None = None,
     ) -> Proposal:
-        """The Markov chain, the confidences, and the cut at the row's confidence `threshold` (0: as the draft decides).
+        """The proposal of a block: `sample_draft_tokens`, `predict_confidence` and `proposal_length` together.
 
-        `hidden` and `base_logits` are those of `forward_block` and `compute_logits`; `sampler` as in
-        `sample_draft_tokens`.
+        `hidden` and `base_logits` are the results of `forward_block` and `compute_logits`. Without a confidence head
+        all drafts are proposed.
         """
         drafts = self.sample_draft_tokens(base_logits, anchor_tokens, sampler, hidden=hidden)
         confidence = self.predict_confidence(hidden, anchor_tokens, drafts)
@@ -97,7 +97,7 @@ class DraftChain(nnx.Module):
     def predict_confidence(
         self, hidden: Float[Array, "B Ws d"], anchor_tokens: Int32[Array, "B"], drafts: Int32[Array, "B Ds"]
     ) -> Float[Array, "B Ds"] | None:
-        """Confidence logits of the drafting slots, float32; `None` without a head."""
+        """Confidence logits of the slots that propose a draft, float32; `None` if there is no confidence head."""
         if self.confidence_head is None:
             return None
         return self.teacher_forced_confidence(hidden, jnp.concatenate([anchor_tokens[:, None], drafts[:, :-1]], axis=1))
@@ -105,14 +105,17 @@ class DraftChain(nnx.Module):
     def teacher_forced_confidence(
         self, hidden: Float[Array, "B Ws d"], previous: Int32[Array, "B Ds"]
     ) -> Float[Array, "B Ds"]:
-        """`predict_confidence` with the previous token of every slot given; needs a head."""
+        """Confidence logits with the token before every slot given, as in training. It needs a confidence head."""
         assert self.confidence_head is not None
         reads_markov = self.config.confidence_head_with_markov and self.markov_head is not None
         embedded = self.markov_head.embed(previous) if reads_markov and self.markov_head is not None else None
         return self.confidence_head(self._drafting(hidden), embedded)
 
     def proposal_length(self, confidence: Float[Array, "B Ds"], threshold: Float[Array, "B"]) -> Int32[Array, "B"]:
-        """Drafts to verify: up to the first slot whose confidence is below the row's `threshold`; all of them at 0."""
+        """The number of drafts to verify: those before the first slot whose confidence is below the row's `threshold`.
+
+        `confidence` are logits, `threshold` is a probability; 0 keeps all drafts.
+        """
         return confident_length(confidence, threshold)
 
     def teacher_forced_logits(
@@ -122,8 +125,9 @@ class DraftChain(nnx.Module):
         *,
         hidden: Float[Array, "B Ws d"] | None = None,
     ) -> Float[Array, "B Ds Vd"]:
-        """The corrected logits of every drafting slot when its previous token is given instead of drafted, as training
-        does.
+        """Base logits plus Markov bias with the token before every slot given, as in training.
+
+        `hidden` are the states of `forward_block`; gated and rnn Markov heads need them.
         """
         head = self.markov_head
         if head is None:
@@ -137,12 +141,16 @@ class DraftChain(nnx.Module):
         return jnp.stack(corrected, axis=1)
 
     def _drafting(self, hidden: Float[Array, "B Ws d"]) -> Float[Array, "B Ds d"]:
+        """The states of the slots that propose a draft: all but slot 0 in a fill-in draft."""
         return hidden if self.config.sample_from_anchor else hidden[:, 1:]
 
     def _first_state(
         self, anchor: Int32[Array, "B"], hidden: Float[Array, "B Ws d"] | None
     ) -> Float[Array, "B r"] | None:
-        """A fill-in block steps the recurrent state once through slot 0, as training does."""
+        """The recurrent state of the Markov head before the first draft; `None` if it has none.
+
+        A fill-in draft updates the state with slot 0 first, as in training.
+        """
         if self.markov_head is None:
             return None
         state = self.markov_head.initial_state(anchor.shape[0])
@@ -155,9 +163,7 @@ class DraftChain(nnx.Module):
 
 
 def required_target(target: TargetTables | None, what: str) -> TargetTables:
-    """The target whose tables a draft uses, for a draft that has no `what` of its own. Raises `ValueError` if it was
-    not handed in.
-    """
+    """The target, for a draft without a `what` (embedding or head) of its own. Raises `ValueError` if it is `None`."""
     if target is None:
-        raise ValueError(f"this draft brings no {what} of its own: pass the target as `target`")
+        raise ValueError(f"this draft has no {what} of its own: pass the target as `target`")
     return target

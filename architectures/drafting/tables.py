@@ -1,4 +1,4 @@
-"""Where a draft's tables, its embedding and its head, come from: its own checkpoint or the target."""
+"""The origin of a draft's tables. The tables are the embedding and the head; they are the draft's or the target's."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from dspark_jax.speculators_common.formats.draft_config import DraftConfig
 class DraftTables:
     """The origin of the embedding and of the head.
 
-    `own`: stored in the draft's checkpoint. `target`: the target's, without a copy. `target_rows`: a copy of those rows
-    of the target's head that belong to the reduced draft vocabulary, in the order of draft ids.
+    `own`: it is stored in the draft's checkpoint. `target`: the draft uses the target's, without a copy. `target_rows`:
+    a copy of those rows of the target's head that belong to the draft vocabulary, in the order of draft ids.
     """
 
     embed_tokens: Literal["own", "target"] = "own"
@@ -22,7 +22,7 @@ class DraftTables:
 
 
 def tables_of(config: DraftConfig, names: Collection[str]) -> DraftTables:
-    """The origins for a checkpoint with the tensors `names`: what it does not store is the target's."""
+    """The origins for a checkpoint with the tensors `names`. A table that it does not store is the target's."""
     if not config.stores_tables:
         return DraftTables(embed_tokens="target", lm_head="target")
     lm_head: Literal["own", "target", "target_rows"] = "own"
@@ -32,12 +32,12 @@ def tables_of(config: DraftConfig, names: Collection[str]) -> DraftTables:
 
 
 def borrowed_tensors(tables: DraftTables) -> frozenset[str]:
-    """Tensors that the module holds a copy of and the draft's own file does not."""
+    """Names of the tensors that the module copies from the target, and that the draft's file does not store."""
     return frozenset({"lm_head.weight"} if tables.lm_head == "target_rows" else ())
 
 
 def optional_tensors(config: DraftConfig, tables: DraftTables) -> frozenset[str]:
-    """Those of the tensors that a file may lack which a complete file of this draft has."""
+    """Names of the tensors that the format allows to omit and that a newly written file of this draft has."""
     names = {"confidence_head.proj.bias"}
     if tables.embed_tokens == "own":
         names.add("embed_tokens.weight")

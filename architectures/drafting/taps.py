@@ -1,4 +1,4 @@
-"""Taps of a target forward, the state after the final norm included."""
+"""The target's forward pass with all taps of a draft, the state after the final norm included."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from dspark_jax.speculators_common.formats.draft_config import FINAL, Tap
 def tapped_forward(
     target: Target, batch: RaggedBatch, cache: KVCache, taps: tuple[Tap, ...]
 ) -> tuple[Float[Array, "T H"], Float[Array, "T mH"], KVCache]:
-    """`target.forward` with taps that may end in `FINAL`: that state is what the forward returns anyway, so no target
-    has to know of it.
+    """`target.forward` with taps of which the last may be `FINAL`.
+
+    `FINAL` is the state after the final norm. `forward` returns it in any case, so targets do not know this tap.
     """
     layers = tuple(tap for tap in taps if isinstance(tap, int))
     hidden, tapped, cache = target.forward(batch, cache, layers)

@@ -1,4 +1,4 @@
-"""The compact draft: make, train, save, load."""
+"""The compact draft: functions to make, train, save and load one."""
 
 from dspark_jax.architectures.dspark_compact.checkpoint import load, save
 from dspark_jax.architectures.dspark_compact.init import dims_of, init, init_from_dims

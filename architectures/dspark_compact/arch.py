@@ -1,4 +1,4 @@
-"""Registry entry of the compact draft."""
+"""The registry entry of the compact draft."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dspark_jax.speculators_common.formats.draft_config import DraftConfig
 
 
 def _write(config: DraftConfig, *, dtype: str | None = None) -> dict[str, dict[str, Any]]:
-    """Both files; the format states no dtype, its tensors are float32."""
+    """The content of both JSON files. The format states no dtype, because its tensors are always float32."""
     return {"config.json": to_config_json(config), DSPARK_JSON: to_compact(config)}
 
 

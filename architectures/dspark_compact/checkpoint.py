@@ -1,5 +1,6 @@
-"""A compact draft on disk: `dspark.json`, `model.safetensors` and the `config.json` that makes the directory
-discoverable.
+"""Save and load a compact draft. Its directory has `dspark.json`, `model.safetensors` and a `config.json`.
+
+`dspark.json` describes the draft. The `config.json` only lets other tools recognise the directory.
 """
 
 from __future__ import annotations
@@ -33,16 +34,18 @@ _LABEL = "config.json"
 
 
 def save(draft: CompactDraft, directory: Path | str) -> Path:
-    """Write `draft` to `directory`, float32 as the format is, whole or not at all; returns the directory.
+    """Write `draft` to `directory` in float32, the dtype of the format, and return the directory.
 
-    What was there before stays until the new files are complete. `load` gives back equal bits.
+    An existing directory is replaced only when the new files are complete. `load` returns the same values, bit for bit.
     """
     return save_draft(draft, directory, dtype=jnp.float32)
 
 
 def parse_compact(raw: Mapping[str, Any], file: Path | str, overrides: DraftOverrides | None = None) -> DraftConfig:
-    """The draft that `raw`, the content of the `dspark.json` `file`, describes. That file decides; a `config.json`
-    beside it must merely not contradict it. Raises `CheckpointError` for what the format does not allow.
+    """The config in `raw`, the content of the `dspark.json` at `file`.
+
+    A `config.json` beside it is optional and must not contradict it. Raises `CheckpointError` for a config that the
+    format does not allow, and for a contradiction.
     """
     label = Path(file).with_name(_LABEL)
     if label != Path(file) and label.is_file():
@@ -57,11 +60,12 @@ def load(
     target_id: str | None = None,
     dtype: DTypeLike = jnp.float32,
 ) -> CompactDraft:
-    """The draft in `directory`.
+    """The draft in `directory`, with parameters of `dtype`.
 
-    With `dims` (`init.dims_of(target)`) it is checked against the live target, and its taps are counted by that
-    target's depth; with `target_id` its id must be that one. Raises `CheckpointError` for files that cannot be used as
-    they are, `PairError` for another target's draft.
+    `dims` are the sizes of the target (`init.dims_of(target)`). If given, the draft must fit them, and the depth of the
+    target says which tap is the state after the final norm. If `target_id` is given, the draft must state the same id.
+
+    Raises `CheckpointError` for files that are not a valid compact draft, `PairError` for a draft of another target.
     """
     directory = Path(directory)
     file = directory / DSPARK_JSON

@@ -1,9 +1,8 @@
-"""A fresh compact draft: the format's initial values, the same for a seed whatever the sequence head."""
+"""Make a new compact draft with the initial values of the format."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +12,7 @@ from jax.typing import DTypeLike
 from dspark_jax.architectures.dspark_compact.model import CompactDraft
 from dspark_jax.architectures.dspark_compact.weights import compact_recipes
 from dspark_jax.architectures.module_loading import load_module
+from dspark_jax.architectures.target_config import HasTargetConfig
 from dspark_jax.speculators_common.formats.compact.format import (
     CompactDims,
     CompactSettings,
@@ -24,8 +24,8 @@ _ONES = ("attn_norm", "ff_norm", "ctx_norm", "out_norm")
 _ZEROS = ("markov.w2", "conf.w", "conf.b", "rnn.bH", "rnn.wO")
 
 
-def dims_of(target: Any) -> CompactDims:
-    """What a compact draft takes over from `target`, a module with a `config`."""
+def dims_of(target: HasTargetConfig) -> CompactDims:
+    """The sizes that a compact draft takes from `target`."""
     config = target.config
     return CompactDims(
         hidden_size=config.hidden_size,
@@ -36,27 +36,29 @@ def dims_of(target: Any) -> CompactDims:
 
 
 def init(
-    target: Any, settings: CompactSettings, target_id: str, seed: int = 0, *, dtype: DTypeLike = jnp.float32
+    target: HasTargetConfig, settings: CompactSettings, target_id: str, seed: int = 0, *, dtype: DTypeLike = jnp.float32
 ) -> CompactDraft:
-    """A fresh draft for `target`, called `target_id` in its files. Raises `CheckpointError` for settings that do not
-    fit together.
-    """
+    """A new draft for `target`; see `init_from_dims`."""
     return init_from_dims(dims_of(target), settings, target_id, seed, dtype=dtype)
 
 
 def init_from_dims(
     dims: CompactDims, settings: CompactSettings, target_id: str, seed: int = 0, *, dtype: DTypeLike = jnp.float32
 ) -> CompactDraft:
-    """The same without a target at hand.
+    """A new draft for a target of the sizes `dims`, with parameters of `dtype`.
 
-    Weights are N(0, 0.02), norms one; what would bias the first proposals or confidences is zero, so that a draft
-    starts without a sequence head. Each tensor has a random stream of its own: drafts of one seed agree in all tensors
-    that they share.
+    `target_id` is the name of the target in the draft's files. Weights are normally distributed with mean 0 and
+    standard deviation 0.02, and gains of norms are one. Biases and the output weights of the Markov head and of the
+    confidence head are zero, so that the Markov bias and the confidence logits are zero before training. Each tensor is
+    drawn from a random stream of its own. So drafts of the same seed with different Markov heads are equal in all
+    tensors that both have.
+
+    Raises `CheckpointError` for settings that do not fit together.
     """
     config = compact_config(settings, dims, target_id=target_id)
     key = jax.random.key(seed)
     sources = {
-        name: _Fresh(name=name, shape=shape, key=jax.random.fold_in(key, index))
+        name: _InitialTensor(name=name, shape=shape, key=jax.random.fold_in(key, index))
         for index, (name, shape) in enumerate(tensor_shapes(config).items())
     }
     return load_module(
@@ -65,12 +67,12 @@ def init_from_dims(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Fresh:
-    """An initial tensor, drawn when it is read."""
+class _InitialTensor:
+    """The initial value of one tensor, computed when it is read."""
 
     name: str
     shape: tuple[int, ...]
-    key: Any
+    key: jax.Array
     dtype: str = "float32"
 
     def read(self) -> np.ndarray:

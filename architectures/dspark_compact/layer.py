@@ -1,6 +1,4 @@
-"""One layer of the compact draft: plain multi-head attention over context and block, no positions, a gated
-feed-forward.
-"""
+"""One layer of the compact draft: multi-head attention over context and block without positions, and a gated MLP."""
 
 from __future__ import annotations
 
@@ -20,8 +18,8 @@ from dspark_jax.speculators_common.numerics.platform import Platform
 class CompactLayer(nnx.Module):
     """`x += attention(norm(x), norm(context)); x += down(gelu(gate(norm(x))) * up(norm(x)))`.
 
-    Unlike in the other styles, context features go through the layer's own `attention_norm`, the one of the block rows.
-    Every kernel is one tensor of the file, so that a draft is saved as it is.
+    Unlike the layers of other styles, this one applies its `attention_norm` to the context features as well as to the
+    block. Every kernel is one tensor of the file.
     """
 
     def __init__(
@@ -41,11 +39,11 @@ class CompactLayer(nnx.Module):
     def context_keys_values(
         self, context: Float[Array, "*axes d"]
     ) -> tuple[Float[Array, "*axes N hd"], Float[Array, "*axes N hd"]]:
-        """Keys and values of context features: of their own row only, without a position."""
+        """Keys and values of context features. They do not depend on positions."""
         return self._keys_values(self.attention_norm(context))
 
     def __call__(self, x: Float[Array, "B W d"], context: BlockContext, num_queries: int) -> Float[Array, "B Wq d"]:
-        """The first `num_queries` slots after this layer; all slots are keys."""
+        """The first `num_queries` slots after this layer. All slots are keys."""
         with jax.named_scope("attention"):
             normed = self.attention_norm(x)
             query, (keys, values) = self._heads(self.query(normed[:, :num_queries])), self._keys_values(normed)

@@ -1,8 +1,8 @@
-"""The compact draft: a small trainable network that borrows the target's embedding and head.
+"""The compact draft: a small trainable network that uses the target's embedding and head.
 
-Context K/V carry no position and depend on their own row only, so they can be cached, gathered and dropped at will.
-Context is strictly before the anchor, in training as in decoding: the caller hands in nothing else
-(`training_rows.py`).
+The context K/V of a token do not depend on its position or on other tokens. In training as in decoding, the context of
+a block is strictly before the anchor; in training the caller ensures this (`training_rows.py`). Axis letter `A`: the
+anchors of a training batch.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from dspark_jax.speculators_common.heads.markov_head import make_markov_head
 from dspark_jax.speculators_common.numerics.linear import Linear
 from dspark_jax.speculators_common.numerics.platform import Platform, default_platform
 
-NO_THRESHOLD = -1.0  # a threshold that no confidence is below
+NO_THRESHOLD = -1.0  # no confidence is below this threshold
 
 
 class CompactDraft(DraftChain):
-    """A `Draft` (see `architectures/protocols.py`) of the compact style, and its training forward.
+    """A `Draft` (see `architectures/protocols.py`) of the compact style, with a forward pass for training.
 
-    `init.py` makes a fresh one, `checkpoint.py` saves and loads it.
+    `init.py` makes a new one, `checkpoint.py` saves and loads it.
     """
 
     def __init__(
@@ -77,16 +77,16 @@ class CompactDraft(DraftChain):
 
     @property
     def has_own_embed_tokens(self) -> bool:
-        """Never: the anchor's row is the target's."""
+        """Always false: the draft uses the target's embedding."""
         return False
 
     @property
     def has_own_lm_head(self) -> bool:
-        """Never: the head is the target's, its soft-cap included."""
+        """Always false: the draft uses the target's head, with its soft-cap."""
         return False
 
     def kv_params(self, page_size: int) -> KVParams:
-        """Geometry of the context cache."""
+        """Geometry of the draft's KV cache, which holds the context only; `page_size` is in positions."""
         config = self.config
         return KVParams(
             num_layers=config.num_hidden_layers,
@@ -98,27 +98,29 @@ class CompactDraft(DraftChain):
         )
 
     def project_target_hidden(self, taps: Float[Array, "*axes mH"]) -> Float[Array, "*axes d"]:
-        """Context features; every layer norms them once more."""
+        """Context features `context_norm(context_projection(taps))`. Every layer applies a norm of its own to them."""
         return self.context_norm(self.context_projection.float32(taps))
 
     def materialize_kv(self, context: Float[Array, "T d"], batch: RaggedBatch, cache: KVCache) -> KVCache:
-        """Store each layer's context K/V; the position only says where."""
+        """The cache with each layer's context K/V stored at the positions of `batch`. Inert tokens are not stored."""
         for index, layer in enumerate(self.layers):
             cache = cache.write(index, batch, *layer.context_keys_values(context))
         return cache
 
     def embed_block(self, anchor: Int32[Array, "B"], target: TargetTables | None = None) -> Float[Array, "B W d"]:
-        """The anchor's raw row of the target's table, projected, and a learned row for each other slot; float32: the
-        block's residual stream.
+        """The block's residual stream, float32: the projected embedding row of the anchor, then learned rows.
+
+        A learned row per slot is added to all of them. Raises `ValueError` if `target` is `None`.
         """
         return self._block_input(required_target(target, "embed_tokens").embed_tokens(anchor))
 
     def forward_block(
         self, embeds: Float[Array, "B W d"], context: BlockContext, num_slots: int | None = None
     ) -> Float[Array, "B Ws d"]:
-        """Final-normed hidden states of the first `num_slots` slots; the anchor sits at position `context.lengths`.
+        """Hidden states after the final norm, of the first `num_slots` slots (default: all).
 
-        All W slots always run. Only the last layer's queries are cut.
+        The anchor is at position `context.lengths`. All W slots run through every layer but the last. In the last layer
+        only `num_slots` slots are queries.
         """
         x, width = embeds, embeds.shape[1]
         for index, layer in enumerate(self.layers):
@@ -130,12 +132,18 @@ class CompactDraft(DraftChain):
     def compute_logits(
         self, hidden: Float[Array, "B Ws d"], target: TargetTables | None = None
     ) -> Float[Array, "B Ws V"]:
-        """Base logits, float32: the target's head with its soft-cap and without its final norm."""
+        """Base logits, float32, by the target's head with its soft-cap and without its final norm.
+
+        Raises `ValueError` if `target` is `None`.
+        """
         return required_target(target, "lm_head").compute_logits(self.output_projection(hidden))
 
     def proposal_length(self, confidence: Float[Array, "B Ds"], threshold: Float[Array, "B"]) -> Int32[Array, "B"]:
-        """Drafts to verify, at least one. A row's own `threshold` holds for all slots; 0 means those stored with the
-        draft, if there are any.
+        """The number of drafts to verify, at least one.
+
+        The proposal ends before the first slot, other than slot 0, whose confidence is below its threshold.
+        `confidence` are logits, `threshold` is a probability that holds for all slots of the row. At 0 the thresholds
+        stored with the draft apply, if there are any.
         """
         stored = np.full((confidence.shape[1],), NO_THRESHOLD, np.float32)
         if self.config.thresholds is not None:
@@ -151,10 +159,10 @@ class CompactDraft(DraftChain):
         previous: Int32[Array, "A W"],
         target: TargetTables,
     ) -> tuple[Float[Array, "A W V"], Float[Array, "A W"]]:
-        """Draft logits and confidence (a probability) of `A` anchors at once, every slot given its true previous token.
+        """Draft logits and confidences (probabilities) of `A` anchors, with the true token before every slot given.
 
-        `taps` are rows strictly before each anchor, `context_mask` marks the real ones (`None`: all are).
-        `anchor_embedding` are raw rows of the target's table.
+        `taps` belong to `L` positions directly before each anchor. `context_mask` is false for padding (`None`: there
+        is none). `anchor_embedding` are the anchors' rows of the target's embedding, without scaling.
         """
         hidden = self.hidden_train(taps, context_mask, anchor_embedding)
         logits = self.teacher_forced_logits(self.compute_logits(hidden, target), previous, hidden=hidden)
@@ -166,9 +174,9 @@ class CompactDraft(DraftChain):
         context_mask: Bool[Array, "A L"] | None,
         anchor_embedding: Float[Array, "A H"],
     ) -> Float[Array, "A W d"]:
-        """Final-normed hidden states of every slot; see `forward_train`."""
+        """Hidden states of all slots after the final norm. The arguments are those of `forward_train`."""
         anchors, length, _ = taps.shape
-        # Row i of `length` rows that end right before the anchor: position i, with the anchor at `length`.
+        # The context ends directly before the anchor. Masks use only relative positions, so the anchor is at `length`.
         positions = jnp.arange(length, dtype=jnp.int32)[None]
         if context_mask is not None:
             positions = jnp.where(context_mask, positions, PADDING_POSITION)
@@ -181,7 +189,7 @@ class CompactDraft(DraftChain):
         return self.forward_block(self._block_input(anchor_embedding), context)
 
     def project_context_rows(self, taps: Float[Array, "B L mH"]) -> ContextKV:
-        """Per layer K and V of context rows, `[B, N, L, hd]`; without positions."""
+        """The context K/V of every layer, `[B, N, L, hd]`, from concatenated taps."""
         context = self.project_target_hidden(taps)
         pairs = [layer.context_keys_values(context) for layer in self.layers]
         return tuple((keys.swapaxes(1, 2), values.swapaxes(1, 2)) for keys, values in pairs)
@@ -198,12 +206,15 @@ class CompactDraft(DraftChain):
         min_confidence: float | None = None,
         sampler: Sampler | None = None,
     ) -> DraftRows:
-        """One block per row from dense context lines, of which row b sees the first `context_lengths[b]` places.
+        """Draft one block per row from dense context K/V, of which row b sees the first `context_lengths[b]` positions.
 
-        `num_steps` shortens the chain; the backbone always runs the trained width. `thresholds` end a row's proposal
-        before the first slot whose confidence is lower, slot 0 excepted; slots beyond the list have `min_confidence`,
-        or no threshold. By default those of the draft, if any. `sampler(logits [B, V], slot)` picks the tokens, argmax
-        by default.
+        `num_steps` is the number of drafts (default: the block size). The backbone runs all slots in any case. A
+        proposal ends before the first slot, other than slot 0, whose confidence is below its threshold. `thresholds`
+        has one probability per slot; `"stored"` takes those of the draft, if any. Slots beyond the list have the
+        threshold `min_confidence`, or none. `sampler(logits, slot)` chooses the draft ids of one slot; `None` takes the
+        argmax.
+
+        Raises `RequestError` for `num_steps` outside 1..W, and for more thresholds than slots.
         """
         steps = self.config.block_size if num_steps is None else num_steps
         if not 1 <= steps <= self.config.block_size:
@@ -231,7 +242,10 @@ class CompactDraft(DraftChain):
 def effective_thresholds(
     thresholds: Sequence[float] | None, min_confidence: float | None, block_size: int
 ) -> Float[np.ndarray, "W"]:
-    """One threshold per slot, float32: the list, beyond its end `min_confidence`, else `NO_THRESHOLD`."""
+    """One threshold per slot, float32: those of the list, then `min_confidence`, or `NO_THRESHOLD` if it is `None`.
+
+    Raises `RequestError` for more thresholds than slots.
+    """
     listed = list(thresholds or ())
     if len(listed) > block_size:
         raise RequestError(

@@ -1,5 +1,6 @@
-"""Anchors of token sequences as one rectangular training batch, on the host. Here is decided what a block may see in
-training.
+"""Make a rectangular training batch from anchors in token sequences, on the host.
+
+This file decides what context a block sees in training. Axis letter `A`: the anchors of the batch.
 """
 
 from __future__ import annotations
@@ -15,19 +16,23 @@ from dspark_jax.speculators_common.errors import RequestError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingRows:
-    """What `CompactDraft.forward_train` and the loss need of `A` anchors; context is left-padded to `L` rows."""
+    """The inputs of `CompactDraft.forward_train` and of the loss for `A` anchors, each at a position t of its sequence.
+
+    The context is padded on the left to `L` positions.
+    """
 
     context_taps: Float[np.ndarray, "A L mH"]
-    context_mask: Bool[np.ndarray, "A L"]
+    context_mask: Bool[np.ndarray, "A L"]  # false: padding
     previous: Int32[np.ndarray, "A W"]  # tokens at t .. t+W-1; column 0 is the anchor
     labels: Int32[np.ndarray, "A W"]  # tokens at t+1 .. t+W
-    # The target's final-normed states at t .. t+W-1, which predict the labels. Never an input of the draft.
+    # The target's states after the final norm at t .. t+W-1, which predict the labels. The draft never gets them.
     target_hidden: Float[np.ndarray, "A W H"]
 
 
 def anchor_positions(length: int, first: int, block_size: int) -> range:
-    """Positions from `first` on that can be anchors of a sequence of `length` tokens: `block_size` true tokens must
-    follow.
+    """The positions from `first` on that can be anchors in a sequence of `length` tokens.
+
+    `block_size` tokens of the sequence must follow an anchor.
     """
     return range(first, length - block_size)
 
@@ -41,11 +46,14 @@ def training_rows(
     block_size: int,
     max_context: int,
 ) -> TrainingRows:
-    """The batch of `anchors`, pairs of (sequence, position t).
+    """The training batch of `anchors`, which are pairs (index of the sequence, position t).
 
-    The context of an anchor is the most recent `max_context` rows **strictly before** t: in decoding the target has not
-    processed the anchor, and its final-normed state would give the label of slot 0 away. The last `hidden_size` columns
-    of `taps` are the final-normed states. Raises a `RequestError` for an anchor without `block_size` tokens after it.
+    `ids` and `taps` have one array per sequence. The last `hidden_size` columns of `taps` are the states after the
+    target's final norm. The context of an anchor is the last `max_context` positions **strictly before** t. In decoding
+    the target has not processed the anchor yet, and the anchor's state after the final norm would reveal the label of
+    slot 0.
+
+    Raises `RequestError` for an anchor without `block_size` tokens after it.
     """
     width = block_size
     rows = TrainingRows(

@@ -1,4 +1,4 @@
-"""Tensors of a compact draft's file <-> parameters of the module: one for one, in both directions."""
+"""The weight recipes of the compact draft. Every tensor of the file is one parameter of the module."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ _AXES: dict[str, Axes] = {
 
 
 def parameter_path(tensor: str) -> str:
-    """Dotted path in the module of the parameter that `tensor` is."""
+    """The dotted path of the parameter that the file stores as `tensor`."""
     if not tensor.startswith("bb."):
         return _PATHS[tensor]
     _, layer, name = tensor.split(".")
@@ -71,7 +71,7 @@ def parameter_path(tensor: str) -> str:
 
 
 def compact_recipes(config: DraftConfig, names: Collection[str] = ()) -> dict[str, Recipe]:
-    """One recipe per parameter of `CompactDraft`; `names` decides nothing, the set of tensors is fixed."""
+    """The recipes of all parameters of `CompactDraft`. `names` has no influence: the format fixes the tensors."""
     recipes = {}
     for name, stored in tensor_shapes(config).items():
         axes = _AXES[name.rsplit(".", 1)[-1] if name.startswith("bb.") else name]

@@ -1,4 +1,4 @@
-"""Registry entries of DeepSpec's drafters: Qwen3 layers, and Gemma4 layers."""
+"""The registry entries of DeepSpec drafts, one for Qwen3 layers and one for Gemma 4 layers."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""One Gemma4-style layer of a block draft: sandwich norms, unscaled attention, weightless value norm, tanh-approximated
-GELU, layer scalar.
+"""One Gemma 4-style layer of a block draft, as DeepSpec's Gemma 4 draft computes it.
+
+Every attention and feed-forward part has a norm before and after it. Scores are not scaled, values are normed without a
+gain, the activation is the tanh approximation of GELU, and a scalar multiplies the layer's output.
 """
 
 from __future__ import annotations
@@ -10,22 +12,25 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from dspark_jax.architectures.drafting.block_layer import Angles, BlockAttention, BlockLayer
+from dspark_jax.architectures.drafting.block_layer import BlockAttention, BlockLayer
 from dspark_jax.architectures.nn.attention.block_context import BlockContext
 from dspark_jax.architectures.nn.mlp import GatedMLP
 from dspark_jax.architectures.nn.norms import RMSNorm, rms_normalised
-from dspark_jax.architectures.nn.rotary import rotate
+from dspark_jax.architectures.nn.rotary import Angles, rotate
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig
 from dspark_jax.speculators_common.numerics.linear import Linear
 from dspark_jax.speculators_common.numerics.platform import Platform
 
 
 class LayerScalar(nnx.Variable):
-    """`[1]`, what a layer's output is multiplied by; stored with the draft, not trained."""
+    """The factor of a layer's output, `[1]`. It is stored with the draft and not trained."""
 
 
 class Gemma4BlockAttention(BlockAttention):
-    """As the base, but values are normed too (without a weight), may be the raw keys, and scores are not scaled."""
+    """`BlockAttention` with normed values (without a gain) and scale 1.
+
+    With `k_eq_v` there is no value projection: values are the output of the key projection.
+    """
 
     def __init__(
         self, config: DraftConfig, layer: int, *, dtype: DTypeLike, platform: Platform, rngs: nnx.Rngs
@@ -42,7 +47,7 @@ class Gemma4BlockAttention(BlockAttention):
     def keys_values(
         self, x: Float[Array, "*axes d"], angles: Angles
     ) -> tuple[Float[Array, "*axes K hd"], Float[Array, "*axes K hd"]]:
-        """Normed, rotated keys and normed values of context features or of normed block rows."""
+        """Keys (normed and rotated) and values (normed) of `x`: context features, or the block after the input norm."""
         heads = self.key_value.float32(x).reshape(*x.shape[:-1], -1, self.head_dim)
         keys, values = (heads, heads) if self.k_eq_v else jnp.split(heads, 2, axis=-2)
         return rotate(self.key_norm(keys), angles), rms_normalised(values, self.epsilon)
@@ -68,7 +73,7 @@ class Gemma4BlockLayer(BlockLayer):
     def __call__(
         self, x: Float[Array, "B W d"], angles: Angles, context: BlockContext, num_queries: int
     ) -> Float[Array, "B Wq d"]:
-        """The first `num_queries` slots after this layer; all slots are keys."""
+        """The first `num_queries` slots after this layer. All slots are keys."""
         with jax.named_scope("attention"):
             x = x[:, :num_queries] + self.post_attention_norm(
                 self.attention(self.input_norm(x), angles, context, num_queries)

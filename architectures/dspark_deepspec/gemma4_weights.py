@@ -1,4 +1,4 @@
-"""The weight table of DeepSpec's Gemma4 drafters."""
+"""The weight recipes of DeepSpec drafts with Gemma 4 layers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dspark_jax.speculators_common.formats.recipes import Recipe, copied
 
 
 def gemma4_draft_recipes(config: DraftConfig, names: Collection[str]) -> dict[str, Recipe]:
-    """One recipe per parameter of `Gemma4DSparkDraft`."""
+    """The recipes of all parameters of `Gemma4DSparkDraft`, for a checkpoint with the tensors `names`."""
     return block_draft_recipes(config, names, layer_recipes=_layer_recipes)
 
 

@@ -1,7 +1,7 @@
-"""DeepSpec's released drafters: the shared block draft plus the row-batched calls of their MLX ports.
+"""The drafts that DeepSpec releases: the block draft, and the row-batched methods of its MLX ports.
 
-The row-batched calls are stateless: the caller keeps dense context K/V and hands them in. They compute what the paged
-methods compute, by the same layers.
+The row-batched methods keep no state: the caller passes dense context K/V. They use the same layers as the paged
+methods and compute the same.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ __all__ = ["ContextKV", "DeepSpecDraft", "DraftRows", "Gemma4DSparkDraft", "Qwen
 
 
 class DeepSpecDraft(BlockDraft):
-    """`BlockDraft` with `project_context`, `project_context_kv_rows`, `draft_block` and `draft_rows`."""
+    """`BlockDraft` with the row-batched methods `project_context...`, `draft_block` and `draft_rows`."""
 
     def project_context(self, taps: Float[Array, "B L mH"]) -> Float[Array, "B L d"]:
-        """Context features of every row."""
+        """Context features of concatenated taps; see `project_target_hidden`."""
         return self.project_target_hidden(taps)
 
     def project_context_kv(self, context: Float[Array, "1 L d"], positions: Int32[Array, "L"]) -> ContextKV:
-        """Per layer K (normed, rotated) and V of one row at explicit positions."""
+        """The context K/V of every layer, for one row at the absolute `positions`."""
         return self._context_kv(context, positions[None, :])
 
     def project_context_kv_rows(self, context: Float[Array, "B L d"], first_position: Int32[Array, "#B"]) -> ContextKV:
-        """Per layer K and V of rows that start at `first_position`, one for all rows or one each."""
+        """The context K/V of every layer for rows that start at `first_position`, one for all rows or one for each."""
         rows, length, _ = context.shape
         first = jnp.broadcast_to(first_position, (rows,))
         return self._context_kv(context, first[:, None] + jnp.arange(length, dtype=jnp.int32)[None, :])
@@ -38,16 +38,17 @@ class DeepSpecDraft(BlockDraft):
     def draft_block(
         self, context_kv: ContextKV, anchor: Int32[Array, ""], position: Int32[Array, ""], threshold: float = 0.0
     ) -> DraftRows:
-        """One greedy block of one row; `position` is the anchor's, equal to the number of context rows."""
+        """Draft one block of one row greedily. `position` is the anchor's, and so the number of context positions."""
         return self.draft_rows(context_kv, anchor[None], position[None], threshold)
 
     def draft_rows(
         self, context_kv: ContextKV, anchors: Int32[Array, "B"], positions: Int32[Array, "#B"], threshold: float = 0.0
     ) -> DraftRows:
-        """One greedy block per row: all tokens first, then all confidences, then the cut at `threshold` (0 keeps the
-        whole block).
+        """Draft one block per row greedily.
 
-        Row b sees the first `positions[b]` context rows of its line, so lines of different length may be padded.
+        `positions` are those of the anchors. Row b sees its first `positions[b]` context positions, so rows of
+        different lengths may be padded. The proposal ends before the first slot whose confidence is below `threshold`,
+        a probability; 0 keeps all drafts.
         """
         rows = anchors.shape[0]
         context = dense_context(context_kv, jnp.broadcast_to(positions, (rows,)), self.platform.softmax)
@@ -68,11 +69,11 @@ class DeepSpecDraft(BlockDraft):
 
 
 class Qwen3DSparkDraft(DeepSpecDraft):
-    """Qwen3 layers."""
+    """DeepSpec's draft with Qwen3 layers."""
 
 
 class Gemma4DSparkDraft(DeepSpecDraft):
-    """Gemma4 layers, scaled embeddings, soft-capped base logits."""
+    """DeepSpec's draft with Gemma 4 layers, scaled embedding rows and soft-capped base logits."""
 
     layer_type = Gemma4BlockLayer
     style = "gemma4"

@@ -1,4 +1,4 @@
-"""Registry entry of the speculators-format draft."""
+"""The registry entry of DSpark drafts in the format of the speculators library."""
 
 from __future__ import annotations
 

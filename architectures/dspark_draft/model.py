@@ -1,4 +1,4 @@
-"""The speculators-format DSpark draft under its published interface."""
+"""The DSpark draft of the speculators format, with the constructor of the published module."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dspark_jax.architectures.drafting.tables import DraftTables
 from dspark_jax.architectures.nn.attention.kv_params import KVParams
 from dspark_jax.speculators_common.errors import DSparkError
 from dspark_jax.speculators_common.formats.draft_checks import check_block_draft
-from dspark_jax.speculators_common.formats.draft_config import DraftConfig, LayerMask
+from dspark_jax.speculators_common.formats.draft_config import DraftConfig, LayerMask, MarkovHeadType
 from dspark_jax.speculators_common.formats.draft_fields import MARKOV_HEAD_TYPES
 from dspark_jax.speculators_common.formats.rope.config import RopeConfig
 from dspark_jax.speculators_common.formats.size_limits import MAX_LAYERS
@@ -24,11 +24,11 @@ from dspark_jax.speculators_common.numerics.platform import Platform
 
 
 class DSparkSpeculatorsDraft(BlockDraft):
-    """A target-agnostic draft module: embed it in any target's compiled step.
+    """A draft module for any target. It can be a part of any target's compiled step.
 
-    The constructor takes the arguments of the published module; what that one refuses (rank 0, gated and rnn heads,
-    sliding layers beside full ones) works here through the keyword arguments after `dtype`. `from_config` builds the
-    same module from a parsed checkpoint.
+    The constructor has the arguments of the published module. The keyword arguments after `dtype` allow what the
+    published module does not: rank 0, gated and rnn Markov heads, and both sliding and full layers in one draft.
+    `from_config` builds the same module from the config of a checkpoint.
     """
 
     def __init__(
@@ -68,15 +68,18 @@ class DSparkSpeculatorsDraft(BlockDraft):
         platform: Platform | None = None,
         rngs: nnx.Rngs | None = None,
     ) -> None:
-        """A draft with fresh parameters.
+        """A draft with randomly initialised parameters.
 
-        `layer_causal[i]`: block slots of layer i see only the slots up to their own. `layer_sliding[i]`:
-        `sliding_window` applies to layer i (by default to every layer when a window is given). `num_context_features`
-        is m; `taps` names the target layers and defaults to 1..m. `rope` replaces `rope_theta` where the rotation is
-        scaled or partial. `config` is everything at once, and may say more than the arguments can: it replaces the
-        keyword arguments that describe the network, and the others must agree with it (`from_config` takes them from
-        it). `kv_params` only checks that the caller's cache fits. `devices`: where the parameters live (the default
-        device if omitted; replicated over several).
+        `sliding_window` is in context positions. `layer_sliding[i]` says whether it applies to layer i; by default it
+        applies to every layer. `layer_causal[i]` says whether the block slots of layer i see only the slots up to their
+        own. `num_context_features` is the number of taps m. `taps` are the tapped target layers, by default 1..m.
+        `rope` replaces `rope_theta` if the rotation is scaled or partial.
+
+        `config` replaces all keyword arguments that describe the network, and the positional arguments must agree with
+        it. `kv_params` is only compared with the geometry of the draft's cache. The parameters are put on `devices`, a
+        copy on each; by default they are on JAX's default device.
+
+        Raises `DSparkError` for arguments that do not fit together.
         """
         layer_causal = tuple(layer_causal)
         if config is not None:
@@ -84,47 +87,10 @@ class DSparkSpeculatorsDraft(BlockDraft):
             for name, value in _arguments(config).items():
                 _check(name, arguments[name], arguments[name] == value, f"{value!r}, as in the config")
         else:
-            _check(
-                "layer_causal",
-                len(layer_causal),
-                len(layer_causal) == num_hidden_layers,
-                f"{num_hidden_layers} entries",
-            )
-            windows = [sliding_window is not None] * num_hidden_layers if layer_sliding is None else list(layer_sliding)
-            _check("layer_sliding", len(windows), len(windows) == num_hidden_layers, f"{num_hidden_layers} entries")
-            _check(
-                "sliding_window",
-                sliding_window,
-                sliding_window is None or sliding_window > 0,
-                "None or a positive integer",
-            )
-            _check(
-                "sliding_window",
-                sliding_window,
-                sliding_window is not None or not any(windows),
-                "a window, as layer_sliding names layers",
-            )
-            _check(
-                "num_context_features",
-                num_context_features,
-                0 < num_context_features <= MAX_LAYERS,
-                f"1 or more, at most {MAX_LAYERS}",
-            )
-            head_type = next((known for known in MARKOV_HEAD_TYPES if known == markov_head_type), None)
-            has_none = markov_rank == 0 and markov_head_type == "none"
-            _check(
-                "markov_head_type",
-                markov_head_type,
-                head_type is not None or has_none,
-                f"{', '.join(MARKOV_HEAD_TYPES)}, or none at markov_rank 0",
-            )
+            slides = [sliding_window is not None] * num_hidden_layers if layer_sliding is None else list(layer_sliding)
             reads_markov = markov_rank > 0 if confidence_head_with_markov is None else confidence_head_with_markov
-            _check(
-                "confidence_head_with_markov",
-                reads_markov,
-                markov_rank != 0 or not reads_markov,
-                "False at markov_rank 0",
-            )
+            _check_layers(num_hidden_layers, layer_causal, slides, sliding_window, num_context_features)
+            head_type = _checked_head_type(markov_head_type, markov_rank, reads_markov)
             config = DraftConfig(
                 hidden_size=hidden_size,
                 intermediate_size=intermediate_size,
@@ -142,12 +108,12 @@ class DSparkSpeculatorsDraft(BlockDraft):
                 sample_from_anchor=sample_from_anchor,
                 mask_token_id=mask_token_id,
                 markov_rank=markov_rank,
-                markov_head_type=head_type if head_type is not None and markov_rank else "none",
+                markov_head_type=head_type,
                 enable_confidence_head=enable_confidence_head,
                 confidence_head_with_markov=reads_markov and enable_confidence_head,
                 layers=tuple(
                     LayerMask(window=sliding_window if sliding else None, causal=causal)
-                    for sliding, causal in zip(windows, layer_causal, strict=True)
+                    for sliding, causal in zip(slides, layer_causal, strict=True)
                 ),
                 rope=rope or RopeConfig(theta=rope_theta, rotary_dim=head_dim),
                 max_position_embeddings=max_seq_len,
@@ -164,7 +130,7 @@ class DSparkSpeculatorsDraft(BlockDraft):
             wanted = (expected.num_layers, expected.num_key_value_heads, expected.head_dim)
             _check("kv_params (layers, K, hd)", same, same == wanted, wanted)
         if devices:
-            _place(self, devices)
+            _replicate(self, devices)
 
     @classmethod
     def from_config(
@@ -176,15 +142,13 @@ class DSparkSpeculatorsDraft(BlockDraft):
         platform: Platform | None = None,
         rngs: nnx.Rngs | None = None,
     ) -> DSparkSpeculatorsDraft:
-        """The module for any `DraftConfig` of the Qwen3 style, parsed or filled in. Raises `DSparkError` for one that
-        no such draft can have.
-        """
+        """The module for any `DraftConfig` of the Qwen3 style. Raises `DSparkError` if such a draft cannot have it."""
         check_block_draft(config, config.source or cls.__name__, style=cls.style)
         return cls(**_arguments(config), config=config, dtype=dtype, tables=tables, platform=platform, rngs=rngs)
 
 
 def _arguments(config: DraftConfig) -> dict[str, Any]:
-    """The published arguments of a draft with this config: its sizes, and as much of its layers as they can say."""
+    """The published constructor arguments for this config. They cannot express every config."""
     return {
         "hidden_size": config.hidden_size,
         "num_hidden_layers": config.num_hidden_layers,
@@ -207,12 +171,45 @@ def _arguments(config: DraftConfig) -> dict[str, Any]:
     }
 
 
-def _place(module: nnx.Module, devices: Sequence[jax.Device]) -> None:
+def _check_layers(
+    num_layers: int,
+    layer_causal: Sequence[bool],
+    layer_sliding: Sequence[bool],
+    sliding_window: int | None,
+    num_context_features: int,
+) -> None:
+    """Raise `DSparkError` for arguments about layers and taps that do not fit together."""
+    for name, entries in (("layer_causal", layer_causal), ("layer_sliding", layer_sliding)):
+        _check(name, len(entries), len(entries) == num_layers, f"{num_layers} entries")
+    is_window = sliding_window is None or sliding_window > 0
+    _check("sliding_window", sliding_window, is_window, "None or a positive integer")
+    has_window = sliding_window is not None or not any(layer_sliding)
+    _check("sliding_window", sliding_window, has_window, "a window, as layer_sliding names layers")
+    is_number = 0 < num_context_features <= MAX_LAYERS
+    _check("num_context_features", num_context_features, is_number, f"1 or more, at most {MAX_LAYERS}")
+
+
+def _checked_head_type(name: str, rank: int, reads_markov: bool) -> MarkovHeadType:
+    """The type of the Markov head called `name`; at rank 0 there is none.
+
+    Raises `DSparkError` for an unknown name, and if the confidence head reads a Markov head of rank 0.
+    """
+    head_type = next((known for known in MARKOV_HEAD_TYPES if known == name), None)
+    is_known = head_type is not None or (rank == 0 and name == "none")
+    _check("markov_head_type", name, is_known, f"{', '.join(MARKOV_HEAD_TYPES)}, or none at markov_rank 0")
+    is_readable = rank != 0 or not reads_markov
+    _check("confidence_head_with_markov", reads_markov, is_readable, "False at markov_rank 0")
+    return head_type if head_type is not None and rank else "none"
+
+
+def _replicate(module: nnx.Module, devices: Sequence[jax.Device]) -> None:
+    """Put a copy of the module's parameters on each device."""
     mesh = jax.sharding.Mesh(list(devices), ("replica",))
     replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     nnx.update(module, jax.device_put(nnx.state(module), replicated))
 
 
 def _check(name: str, found: object, fits: bool, allowed: object) -> None:
+    """Raise `DSparkError` for the argument `name` unless it `fits`."""
     if not fits:
         raise DSparkError(f"DSparkSpeculatorsDraft: {name}: found {found!r}, allowed {allowed}")

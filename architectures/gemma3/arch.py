@@ -1,4 +1,4 @@
-"""Registry entry of Gemma 3: the text models, and the text part of the multimodal ones."""
+"""The registry entry of Gemma 3: the text models, and the text part of the multimodal ones."""
 
 from dspark_jax.architectures.gemma3.config import parse_gemma3
 from dspark_jax.architectures.gemma3.model import Gemma3Decoder

@@ -1,4 +1,4 @@
-"""`config.json` of Gemma 3, text-only or multimodal -> `Gemma3Config`."""
+"""The `config.json` of Gemma 3, text-only or multimodal -> `Gemma3Config`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dspark_jax.speculators_common.formats.rope.config import RopeConfig
 from dspark_jax.speculators_common.formats.rope.fields import parse_rope, theta_choice, usable_length
 from dspark_jax.speculators_common.formats.size_limits import MAX_SIZE
 
-# Published multimodal files leave these out.
+# Defaults of fields that published multimodal files omit.
 _DEFAULTS = {
     "vocab_size": 262_208,
     "num_attention_heads": 8,
@@ -35,17 +35,20 @@ _THETA, _SLIDING_THETA = 1_000_000.0, 10_000.0
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Gemma3Config(DecoderConfig):
-    """A Gemma 3 text model; `rope` is the rotation of the full-attention layers."""
+    """The config of a Gemma 3 text model. `rope` is the rotation of the full-attention layers."""
 
     sliding_rope: RopeConfig
     final_logit_softcapping: float | None
-    has_towers: bool  # the checkpoint holds more than the text model
+    has_towers: bool  # whether the checkpoint also has vision or audio towers
 
 
 def parse_gemma3(raw: Mapping[str, Any], file: str, overrides: None = None) -> Gemma3Config:
-    """The text model that `raw`, the content of `file`, describes."""
-    whole = Fields(raw, file)
-    fields = text_fields(whole)
+    """The text model's config in `raw`, the content of `file`.
+
+    Raises `CheckpointError` for a config that is not supported.
+    """
+    top = Fields(raw, file)
+    fields = text_fields(top)
     sizes = read_decoder_sizes(fields, _DEFAULTS)
     require_activation(fields, "gelu_pytorch_tanh", "hidden_activation", "hidden_act")
     _refuse(fields)
@@ -59,7 +62,7 @@ def parse_gemma3(raw: Mapping[str, Any], file: str, overrides: None = None) -> G
     return Gemma3Config(
         **sizes,
         intermediate_size=fields.integer("intermediate_size", minimum=1, maximum=MAX_SIZE),
-        tie_word_embeddings=fields.joined(whole).boolean("tie_word_embeddings", default=True),
+        tie_word_embeddings=fields.joined(top).boolean("tie_word_embeddings", default=True),
         rope=rope,
         sliding_rope=sliding_rope,
         use_qk_norm=True,
@@ -68,12 +71,12 @@ def parse_gemma3(raw: Mapping[str, Any], file: str, overrides: None = None) -> G
         query_pre_attn_scalar=fields.number("query_pre_attn_scalar", above=0, default=256.0),
         final_logit_softcapping=fields.number("final_logit_softcapping", above=0, default=None),
         layer_windows=read_windows(fields, kinds, _SLIDING_WINDOW),
-        has_towers=has_towers(whole),
-        architecture=only_architecture(whole, default="Gemma3ForCausalLM"),
+        has_towers=has_towers(top),
+        architecture=only_architecture(top, default="Gemma3ForCausalLM"),
         family="gemma3",
         source=file,
         choices=theta_choice(fields, ("full_attention",), rope.theta),
-        unknown_fields=unknown_target_fields(fields, whole),
+        unknown_fields=unknown_target_fields(fields, top),
     )
 
 
@@ -93,10 +96,10 @@ def _pattern(fields: Fields) -> int:
 
 
 def _rotations(fields: Fields, head_dim: int) -> tuple[RopeConfig, RopeConfig]:
-    """The rotations of full and of sliding layers.
+    """The rotation of full layers and that of sliding layers.
 
-    New files nest both in `rope_parameters`. In old ones `rope_theta` and `rope_scaling` are those of full layers, and
-    sliding layers have `rope_local_base_freq` without scaling.
+    New files nest both in `rope_parameters`. In old files `rope_theta` and `rope_scaling` are those of full layers;
+    sliding layers use `rope_local_base_freq` without scaling.
     """
     nested = fields.section("rope_parameters")
     if any(isinstance(value, Mapping) for value in nested.raw.values()):

@@ -1,5 +1,7 @@
-"""The Gemma 3 text model: sandwich norms, a scaled embedding, and two rotations, one for sliding and one for full
-layers.
+"""The Gemma 3 text model, as `Gemma3ForCausalLM` of the transformers library computes it.
+
+Every attention and feed-forward part has a norm before and after it. The embedding is scaled, and sliding and full
+layers have different rotations.
 """
 
 from __future__ import annotations
@@ -54,7 +56,10 @@ class Gemma3Layer(nnx.Module):
 
 
 class Gemma3Decoder(EmbeddingAndHead):
-    """A `Target`. `embed_tokens` gives raw rows; `forward` scales its own input, tap 0, by `sqrt(hidden_size)`."""
+    """The `Target` of the Gemma 3 family.
+
+    `embed_tokens` returns unscaled rows. `forward` multiplies them by `sqrt(hidden_size)`, so tap 0 is scaled.
+    """
 
     def __init__(
         self,
@@ -81,7 +86,7 @@ class Gemma3Decoder(EmbeddingAndHead):
         self.norm = _norm(config.hidden_size, config.rms_norm_eps)
 
     def kv_params(self, page_size: int) -> KVParams:
-        """Geometry of the cache that `forward` writes."""
+        """Geometry of the KV cache that `forward` reads and writes; `page_size` is in positions."""
         config = self.config
         return KVParams(
             num_layers=config.num_hidden_layers,
@@ -95,8 +100,9 @@ class Gemma3Decoder(EmbeddingAndHead):
     def forward(
         self, batch: RaggedBatch, cache: KVCache, taps: tuple[int, ...] = ()
     ) -> tuple[Float[Array, "T H"], Float[Array, "T mH"], KVCache]:
-        """Final-normed hidden states, the residual stream after each of `taps` layers (0 = scaled embedding) side by
-        side, and the cache with the batch written.
+        """Hidden states after the final norm, the concatenated taps, and the cache with the batch stored.
+
+        Tap `j` is the float32 residual stream after `j` layers, tap 0 the scaled embedding.
         """
         config = self.config
         full = rotary_angles(batch.positions, config.rope)
@@ -105,16 +111,16 @@ class Gemma3Decoder(EmbeddingAndHead):
             functools.partial(layer, angles=full if window is None else sliding, batch=batch)
             for layer, window in zip(self.layers, config.layer_windows, strict=True)
         ]
-        # A Python scalar takes the dtype of the rows: the factor is rounded to it, as the family was trained.
+        # A Python scalar takes the dtype of the rows. So the factor is rounded to that dtype, as in training.
         embedded = self.embed_tokens(batch.tokens) * config.hidden_size**0.5
         x, tapped, cache = run_layers(calls, embedded, cache, taps)
         return self.norm(x), tapped, cache
 
     def compute_logits(self, hidden: Float[Array, "*axes H"]) -> Float[Array, "*axes V"]:
-        """Logits of final-normed hidden states, float32, soft-cap included."""
+        """Logits of hidden states after the final norm, float32, with the soft-cap."""
         return soft_capped(self.lm_head(hidden), self.config.final_logit_softcapping)
 
 
 def _norm(size: int, epsilon: float) -> RMSNorm:
-    """A norm whose weight is the distance of its gain from one."""
+    """A norm whose stored weight is its gain minus one."""
     return RMSNorm(size, epsilon, offset=1.0)

@@ -1,34 +1,34 @@
-"""The weight table of Gemma 3."""
+"""The weight recipes of Gemma 3."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
-from dspark_jax.architectures.decoder.text_part import head_name, other_tensors, text_prefix
-from dspark_jax.architectures.decoder.weights import RecipeTable, attention_recipes, gated_mlp_recipes, token_recipes
+from dspark_jax.architectures.decoder.text_part import head_name, ignored_text_tensors, text_prefix
+from dspark_jax.architectures.decoder.weights import RecipesByPath, attention_recipes, gated_mlp_recipes, token_recipes
 from dspark_jax.architectures.gemma3.config import Gemma3Config
 from dspark_jax.speculators_common.formats.recipes import copied
 
 
-def gemma3_recipes(config: Gemma3Config, names: Collection[str]) -> RecipeTable:
-    """One recipe per parameter of the text model, wherever the checkpoint keeps it."""
+def gemma3_recipes(config: Gemma3Config, names: Collection[str]) -> RecipesByPath:
+    """The recipes of all parameters of the text model, for a checkpoint with the tensors `names`."""
     prefix, hidden = text_prefix(names), config.hidden_size
     recipes = token_recipes(
         config.vocab_size, hidden, names, tied=config.tie_word_embeddings, prefix=prefix, head=head_name(names)
     )
     recipes["norm.weight"] = copied(f"{prefix}norm.weight", (hidden,), axes=("hidden",))
     for layer in range(config.num_hidden_layers):
-        table = _layer_recipes(config, f"{prefix}layers.{layer}")
-        recipes |= {f"layers.{layer}.{path}": recipe for path, recipe in table.items()}
+        layer_recipes = _layer_recipes(config, f"{prefix}layers.{layer}")
+        recipes |= {f"layers.{layer}.{path}": recipe for path, recipe in layer_recipes.items()}
     return recipes
 
 
 def gemma3_ignored(config: Gemma3Config) -> tuple[str, ...]:
-    """Names that may be present without use: the other towers, and the copy of a tied head."""
-    return other_tensors(has_towers=config.has_towers, tied=config.tie_word_embeddings)
+    """Names of tensors to ignore: those of other towers, and the stored copy of a tied head."""
+    return ignored_text_tensors(has_towers=config.has_towers, tied=config.tie_word_embeddings)
 
 
-def _layer_recipes(config: Gemma3Config, prefix: str) -> RecipeTable:
+def _layer_recipes(config: Gemma3Config, prefix: str) -> RecipesByPath:
     norms = {
         "input_norm": "input_layernorm",
         "post_attention_norm": "post_attention_layernorm",

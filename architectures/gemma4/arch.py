@@ -1,4 +1,4 @@
-"""Registry entry of Gemma 4: the text models, and the text part of the multimodal ones."""
+"""The registry entry of Gemma 4: the text models, and the text part of the multimodal ones."""
 
 from dspark_jax.architectures.gemma4.config import parse_gemma4
 from dspark_jax.architectures.gemma4.model import Gemma4Decoder

@@ -1,4 +1,4 @@
-"""`config.json` of Gemma 4, text-only or multimodal -> `Gemma4Config`."""
+"""The `config.json` of Gemma 4, text-only or multimodal -> `Gemma4Config`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dspark_jax.architectures.decoder.fields import (
+    DecoderSizes,
     every_sixth_full,
     read_decoder_sizes,
     read_layer_kinds,
@@ -22,7 +23,7 @@ from dspark_jax.speculators_common.formats.rope.fields import parse_rope, usable
 from dspark_jax.speculators_common.formats.size_limits import MAX_SIZE
 
 _VOCAB_SIZE = 262_144
-# Published files may leave these out.
+# Defaults of fields that published files may omit.
 _DEFAULTS = {
     "vocab_size": _VOCAB_SIZE,
     "num_attention_heads": 8,
@@ -36,20 +37,20 @@ _ROPE_KINDS: tuple[RopeKind, ...] = ("default", "linear", "proportional")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Gemma4LayerConfig:
-    """What differs from layer to layer."""
+    """The config fields that differ between the layers of one model."""
 
-    window: int | None  # None = full attention
+    window: int | None  # sliding window in positions; None: full attention
     head_dim: int  # hd
     num_key_value_heads: int  # K
-    value_is_key: bool  # no value projection: values are the raw keys
-    cache_layer: int  # whose keys and values are read, counted over the layers that store some
-    stores_kv: bool  # false: they are those of an earlier layer of the same kind
+    value_is_key: bool  # no value projection: values are the output of the key projection
+    cache_layer: int  # index, among the layers that store keys and values, of the layer whose keys and values are read
+    stores_kv: bool  # false: the layer reads the keys and values of an earlier layer of the same kind
     intermediate_size: int  # F
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Gemma4Config:
-    """A Gemma 4 text model."""
+    """The config of a Gemma 4 text model."""
 
     hidden_size: int  # H
     num_hidden_layers: int
@@ -61,33 +62,35 @@ class Gemma4Config:
     final_logit_softcapping: float | None
     rope: RopeConfig  # of the full-attention layers
     sliding_rope: RopeConfig
-    per_layer_input_size: int  # 0 = the layers have no inputs of their own
-    per_layer_vocab_size: int
+    per_layer_input_size: int  # P, width of a layer's own input (see `PerLayerInputs`); 0: there is none
+    per_layer_vocab_size: int  # rows of the embedding of these inputs
     layers: tuple[Gemma4LayerConfig, ...]
-    has_towers: bool  # the checkpoint holds more than the text model
+    has_towers: bool  # whether the checkpoint also has vision or audio towers
 
     architecture: str = dataclasses.field(compare=False)
     family: str = dataclasses.field(compare=False)
     source: str = dataclasses.field(default="", compare=False)
     choices: tuple[Choice, ...] = dataclasses.field(default=(), compare=False)
-    # Fields that the file states and no reader knows; they have no influence.
+    # Dotted paths of fields that the file states and no reader knows. They have no influence.
     unknown_fields: tuple[str, ...] = dataclasses.field(default=(), compare=False)
 
     @property
     def storing_layers(self) -> tuple[Gemma4LayerConfig, ...]:
-        """The layers that have keys and values of their own, in order."""
+        """The layers that store keys and values of their own, in order."""
         return tuple(layer for layer in self.layers if layer.stores_kv)
 
 
 def parse_gemma4(raw: Mapping[str, Any], file: str, overrides: None = None) -> Gemma4Config:
-    """The text model that `raw`, the content of `file`, describes."""
-    whole = Fields(raw, file)
-    fields = text_fields(whole)
+    """The text model's config in `raw`, the content of `file`.
+
+    Raises `CheckpointError` for a config that is not supported.
+    """
+    top = Fields(raw, file)
+    fields = text_fields(top)
     sizes = read_decoder_sizes(fields, _DEFAULTS)
     require_activation(fields, "gelu_pytorch_tanh", "hidden_activation", "hidden_act")
     _refuse(fields)
     global_head_dim = fields.integer("global_head_dim", minimum=2, maximum=MAX_SIZE, default=_GLOBAL_HEAD_DIM)
-    sliding_head_dim, sliding_kv_heads = sizes.pop("head_dim"), sizes.pop("num_key_value_heads")
     rope = parse_rope(
         fields,
         head_dim=global_head_dim,
@@ -95,22 +98,26 @@ def parse_gemma4(raw: Mapping[str, Any], file: str, overrides: None = None) -> G
         layer_types=("full_attention",),
         kinds=_ROPE_KINDS,
     )
-    sliding_rope = parse_rope(fields, head_dim=sliding_head_dim, layer_types=("sliding_attention",), kinds=_ROPE_KINDS)
-    sizes["max_position_embeddings"] = usable_length(sizes["max_position_embeddings"], rope, file)
+    sliding_rope = parse_rope(fields, head_dim=sizes["head_dim"], layer_types=("sliding_attention",), kinds=_ROPE_KINDS)
     return Gemma4Config(
-        **sizes,
-        tie_word_embeddings=fields.joined(whole).boolean("tie_word_embeddings", default=True),
+        hidden_size=sizes["hidden_size"],
+        num_hidden_layers=sizes["num_hidden_layers"],
+        num_attention_heads=sizes["num_attention_heads"],
+        rms_norm_eps=sizes["rms_norm_eps"],
+        vocab_size=sizes["vocab_size"],
+        max_position_embeddings=usable_length(sizes["max_position_embeddings"], rope, file),
+        tie_word_embeddings=fields.joined(top).boolean("tie_word_embeddings", default=True),
         final_logit_softcapping=fields.number("final_logit_softcapping", above=0, default=None),
         rope=rope,
         sliding_rope=sliding_rope,
         per_layer_input_size=_per_layer_input_size(fields),
         per_layer_vocab_size=fields.integer("vocab_size_per_layer_input", minimum=1, default=_VOCAB_SIZE),
-        layers=_layers(fields, sizes, global_head_dim, sliding_head_dim, sliding_kv_heads),
-        has_towers=has_towers(whole),
-        architecture=only_architecture(whole, default="Gemma4ForCausalLM"),
+        layers=_layers(fields, sizes, global_head_dim),
+        has_towers=has_towers(top),
+        architecture=only_architecture(top, default="Gemma4ForCausalLM"),
         family="gemma4",
         source=file,
-        unknown_fields=unknown_target_fields(fields, whole),
+        unknown_fields=unknown_target_fields(fields, top),
     )
 
 
@@ -121,7 +128,7 @@ def _refuse(fields: Fields) -> None:
     }.items():
         if fields.boolean(name, default=False):
             raise fields.error(name, True, f"false: {meaning}")
-    # Those of expert layers, which a file without such layers may still carry.
+    # Fields of expert layers. A file without such layers may still state them.
     fields.ignore("use_bidirectional_attention", "moe_intermediate_size", "num_experts", "top_k_experts")
     bidirectional = fields.raw.get("use_bidirectional_attention")
     if bidirectional not in (None, False, "vision"):
@@ -131,8 +138,10 @@ def _refuse(fields: Fields) -> None:
 
 
 def _per_layer_input_size(fields: Fields) -> int:
-    """The class behind `gemma4_text` files has a default, the one behind `gemma4_unified_text` files does not know the
-    field.
+    """The width of the layers' own inputs, 0 if there are none.
+
+    If the field is missing, `gemma4_text` configs have a default, and `gemma4_unified_text` configs have no such
+    inputs.
     """
     is_unified = fields.string("model_type", default="").startswith("gemma4_unified")
     return fields.integer(
@@ -140,10 +149,13 @@ def _per_layer_input_size(fields: Fields) -> int:
     )
 
 
-def _layers(
-    fields: Fields, sizes: Mapping[str, Any], global_head_dim: int, sliding_head_dim: int, sliding_kv_heads: int
-) -> tuple[Gemma4LayerConfig, ...]:
-    count, heads = sizes["num_hidden_layers"], sizes["num_attention_heads"]
+def _layers(fields: Fields, sizes: DecoderSizes, global_head_dim: int) -> tuple[Gemma4LayerConfig, ...]:
+    """The config of every layer; `sizes` has the head dimension and the key/value heads of sliding layers."""
+    count, heads, sliding_kv_heads = (
+        sizes["num_hidden_layers"],
+        sizes["num_attention_heads"],
+        sizes["num_key_value_heads"],
+    )
     kinds = read_layer_kinds(fields, count, (*every_sixth_full(count)[:-1], "full_attention"))
     if kinds[-1] != "full_attention":
         raise fields.error("layer_types", list(kinds), "full_attention as the last entry")
@@ -156,26 +168,26 @@ def _layers(
         raise fields.error("num_global_key_value_heads", global_kv_heads, f"a divisor of num_attention_heads {heads}")
     first_shared = count - fields.integer("num_kv_shared_layers", minimum=0, maximum=count - 1, default=0)
     width = fields.integer("intermediate_size", minimum=1, maximum=MAX_SIZE)
-    is_wide = fields.boolean("use_double_wide_mlp", default=False)
+    doubles_width = fields.boolean("use_double_wide_mlp", default=False)
     layers = []
     for layer, (kind, window) in enumerate(zip(kinds, windows, strict=True)):
         is_full = kind == "full_attention"
         layers.append(
             Gemma4LayerConfig(
                 window=window,
-                head_dim=global_head_dim if is_full else sliding_head_dim,
+                head_dim=global_head_dim if is_full else sizes["head_dim"],
                 num_key_value_heads=global_kv_heads if is_full and value_is_key else sliding_kv_heads,
                 value_is_key=is_full and value_is_key,
                 cache_layer=layer if layer < first_shared else _last_of_kind(fields, kinds, kind, first_shared),
                 stores_kv=layer < first_shared,
-                intermediate_size=2 * width if is_wide and layer >= first_shared else width,
+                intermediate_size=2 * width if doubles_width and layer >= first_shared else width,
             )
         )
     return tuple(layers)
 
 
 def _last_of_kind(fields: Fields, kinds: tuple[str, ...], kind: str, end: int) -> int:
-    """The last layer of this kind before layer `end`."""
+    """The last layer of this kind before layer `end`. Raises `CheckpointError` if there is none."""
     found = [layer for layer in range(end) if kinds[layer] == kind]
     if not found:
         shared = len(kinds) - end

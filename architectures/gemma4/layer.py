@@ -1,5 +1,8 @@
-"""One Gemma 4 layer: normed values, attention without a scale, sandwich norms, an input of its own, a scalar on the
-whole stream.
+"""One Gemma 4 layer, as `Gemma4ForCausalLM` of the transformers library computes it.
+
+Values are normed and scores are not scaled. Every attention and feed-forward part has a norm before and after it. A
+layer may add an input of its own, and it multiplies its output by a scalar. Axis letter `P`: the width of a layer's own
+input.
 """
 
 from __future__ import annotations
@@ -24,9 +27,9 @@ from dspark_jax.speculators_common.numerics.platform import Platform
 class Gemma4Attention(nnx.Module):
     """Grouped-query attention with scale 1.
 
-    One kernel holds q, then k and v where the layer has them: a layer that reads the keys and values of an earlier
-    layer projects queries only, and one whose values are its keys projects them once. Values are normed without gain
-    and not rotated.
+    One kernel has the columns of q, then those of k and v as far as the layer has them. A layer that reads the keys and
+    values of an earlier layer has neither. A layer whose values are its keys has no columns of v. Values are normed
+    without a gain, and they are not rotated.
     """
 
     def __init__(
@@ -48,7 +51,7 @@ class Gemma4Attention(nnx.Module):
         self, x: Float[Array, "T H"], angles: Angles, batch: RaggedBatch, cache: KVCache
     ) -> tuple[Float[Array, "T H"], KVCache]:
         shape, num_heads = self.shape, self.num_heads
-        # Float32 until norms and rotation are done, as in the dense decoder.
+        # Norms and rotation take float32 input, as in the dense decoder.
         heads = self.qkv.float32(x).reshape(x.shape[0], -1, shape.head_dim)
         query, keys_values = jnp.split(heads, [num_heads], axis=1)
         query = rotate(self.query_norm(query), angles)
@@ -62,8 +65,10 @@ class Gemma4Attention(nnx.Module):
 
 
 class PerLayerInputs(nnx.Module):
-    """What each layer gets to see of the token itself: a row of a table of its own, blended with a projection of the
-    embedding.
+    """The layers' own inputs: for every token and layer, the sum of an embedding row and a projection.
+
+    `(norm(projection(embedded) / sqrt(H)) + sqrt(P) * table[id]) / sqrt(2)`, where `embedded` is the scaled embedding
+    of the token.
     """
 
     def __init__(self, config: Gemma4Config, *, dtype: DTypeLike, platform: Platform, rngs: nnx.Rngs) -> None:
@@ -81,7 +86,7 @@ class PerLayerInputs(nnx.Module):
 
 
 class PerLayerGate(nnx.Module):
-    """`x += norm(projection(gelu(gate(x)) * input))`."""
+    """A layer's own input, added to the residual stream: `x + norm(projection(gelu(gate(x)) * layer_input))`."""
 
     def __init__(self, config: Gemma4Config, *, dtype: DTypeLike, platform: Platform, rngs: nnx.Rngs) -> None:
         self.gate = Linear(config.hidden_size, config.per_layer_input_size, dtype=dtype, platform=platform, rngs=rngs)
@@ -96,8 +101,9 @@ class PerLayerGate(nnx.Module):
 
 
 class Gemma4Layer(nnx.Module):
-    """`x += norm(attention(norm(x))); x += norm(mlp(norm(x)))`, then the layer's own input if there is one, then `x *=
-    scalar`.
+    """`x += norm(attention(norm(x))); x += norm(mlp(norm(x))); x = per_layer_gate(x, layer_input); x *= scalar`.
+
+    `per_layer_gate` exists only in models whose layers have inputs of their own.
     """
 
     def __init__(

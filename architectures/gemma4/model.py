@@ -1,5 +1,6 @@
-"""The Gemma 4 text model: layers of two geometries, of which the last ones may read the keys and values of earlier
-ones.
+"""The Gemma 4 text model, as `Gemma4ForCausalLM` of the transformers library computes it.
+
+Full and sliding layers have different head sizes. The last layers may read the keys and values of earlier layers.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ from dspark_jax.speculators_common.numerics.platform import Platform, default_pl
 
 
 class Gemma4Decoder(EmbeddingAndHead):
-    """A `Target`. `embed_tokens` gives raw rows; `forward` scales its own input, tap 0, by `sqrt(hidden_size)`."""
+    """The `Target` of the Gemma 4 family.
+
+    `embed_tokens` returns unscaled rows. `forward` multiplies them by `sqrt(hidden_size)`, so tap 0 is scaled.
+    """
 
     def __init__(
         self,
@@ -54,7 +58,10 @@ class Gemma4Decoder(EmbeddingAndHead):
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def kv_params(self, page_size: int) -> KVParams:
-        """Geometry of the cache that `forward` writes: one entry for each layer with keys and values of its own."""
+        """Geometry of the KV cache that `forward` reads and writes; `page_size` is in positions.
+
+        It has one entry for each layer that stores keys and values of its own.
+        """
         storing = self.config.storing_layers
         return KVParams(
             num_layers=len(storing),
@@ -68,13 +75,14 @@ class Gemma4Decoder(EmbeddingAndHead):
     def forward(
         self, batch: RaggedBatch, cache: KVCache, taps: tuple[int, ...] = ()
     ) -> tuple[Float[Array, "T H"], Float[Array, "T mH"], KVCache]:
-        """Final-normed hidden states, the residual stream after each of `taps` layers (0 = scaled embedding) side by
-        side, and the cache with the batch written.
+        """Hidden states after the final norm, the concatenated taps, and the cache with the batch stored.
+
+        Tap `j` is the float32 residual stream after `j` layers, tap 0 the scaled embedding.
         """
         config = self.config
         full = rotary_angles(batch.positions, config.rope)
         sliding = rotary_angles(batch.positions, config.sliding_rope)
-        # A Python scalar takes the dtype of the rows: the factor is rounded to it, as the family was trained.
+        # A Python scalar takes the dtype of the rows. So the factor is rounded to that dtype, as in training.
         embedded = self.embed_tokens(batch.tokens) * config.hidden_size**0.5
         inputs = None if self.per_layer_inputs is None else self.per_layer_inputs(batch.tokens, embedded)
         calls = [
@@ -90,5 +98,5 @@ class Gemma4Decoder(EmbeddingAndHead):
         return self.norm(x), tapped, cache
 
     def compute_logits(self, hidden: Float[Array, "*axes H"]) -> Float[Array, "*axes V"]:
-        """Logits of final-normed hidden states, float32, soft-cap included."""
+        """Logits of hidden states after the final norm, float32, with the soft-cap."""
         return soft_capped(self.lm_head(hidden), self.config.final_logit_softcapping)

@@ -1,17 +1,17 @@
-"""The weight table of Gemma 4."""
+"""The weight recipes of Gemma 4."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
-from dspark_jax.architectures.decoder.text_part import TEXT_PREFIXES, head_name, other_tensors, text_prefix
-from dspark_jax.architectures.decoder.weights import RecipeTable, gated_mlp_recipes, token_recipes
+from dspark_jax.architectures.decoder.text_part import TEXT_PREFIXES, head_name, ignored_text_tensors, text_prefix
+from dspark_jax.architectures.decoder.weights import RecipesByPath, gated_mlp_recipes, token_recipes
 from dspark_jax.architectures.gemma4.config import Gemma4Config
 from dspark_jax.speculators_common.formats.recipes import copied, stacked_columns, transposed
 
 
-def gemma4_recipes(config: Gemma4Config, names: Collection[str]) -> RecipeTable:
-    """One recipe per parameter of the text model, wherever the checkpoint keeps it."""
+def gemma4_recipes(config: Gemma4Config, names: Collection[str]) -> RecipesByPath:
+    """The recipes of all parameters of the text model, for a checkpoint with the tensors `names`."""
     prefix, hidden = text_prefix(names), config.hidden_size
     recipes = token_recipes(
         config.vocab_size, hidden, names, tied=config.tie_word_embeddings, prefix=prefix, head=head_name(names)
@@ -33,26 +33,28 @@ def gemma4_recipes(config: Gemma4Config, names: Collection[str]) -> RecipeTable:
             ),
         }
     for layer in range(config.num_hidden_layers):
-        table = _layer_recipes(config, layer, f"{prefix}layers.{layer}")
-        recipes |= {f"layers.{layer}.{path}": recipe for path, recipe in table.items()}
+        layer_recipes = _layer_recipes(config, layer, f"{prefix}layers.{layer}")
+        recipes |= {f"layers.{layer}.{path}": recipe for path, recipe in layer_recipes.items()}
     return recipes
 
 
 def gemma4_ignored(config: Gemma4Config) -> tuple[str, ...]:
-    """Names that may be present without use: the other towers, the copy of a tied head, and projections of layers that
-    read an earlier layer's keys and values, which some files still carry.
+    """Names of tensors to ignore: those of other towers, the stored copy of a tied head, and unused projections.
+
+    A layer that reads the keys and values of an earlier layer uses no key and value projections, but some files store
+    them.
     """
     readers = [layer for layer, shape in enumerate(config.layers) if not shape.stores_kv]
     unused = (
-        f"layers.{layer}.self_attn.{name}.weight"
+        f"{prefix}layers.{layer}.self_attn.{name}.weight"
         for layer in readers
         for name in ("k_proj", "v_proj", "k_norm", "v_norm")
+        for prefix in TEXT_PREFIXES
     )
-    surplus = (f"{prefix}{name}" for name in unused for prefix in TEXT_PREFIXES)
-    return (*other_tensors(has_towers=config.has_towers, tied=config.tie_word_embeddings), *surplus)
+    return (*ignored_text_tensors(has_towers=config.has_towers, tied=config.tie_word_embeddings), *unused)
 
 
-def _layer_recipes(config: Gemma4Config, layer: int, prefix: str) -> RecipeTable:
+def _layer_recipes(config: Gemma4Config, layer: int, prefix: str) -> RecipesByPath:
     hidden, shape = config.hidden_size, config.layers[layer]
     norms = {
         "input_norm": "input_layernorm",
@@ -85,7 +87,7 @@ def _layer_recipes(config: Gemma4Config, layer: int, prefix: str) -> RecipeTable
     return recipes
 
 
-def _attention_recipes(config: Gemma4Config, layer: int, attention: str) -> RecipeTable:
+def _attention_recipes(config: Gemma4Config, layer: int, attention: str) -> RecipesByPath:
     hidden, shape = config.hidden_size, config.layers[layer]
     queries, keys = config.num_attention_heads * shape.head_dim, shape.num_key_value_heads * shape.head_dim
     rows = {"q": queries}

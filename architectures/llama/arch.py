@@ -1,4 +1,4 @@
-"""Registry entry of the Llama line."""
+"""The registry entry of the Llama family."""
 
 from dspark_jax.architectures.decoder.dense import DenseDecoder
 from dspark_jax.architectures.decoder.weights import decoder_recipes, ignored_tensors

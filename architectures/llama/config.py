@@ -1,4 +1,4 @@
-"""`config.json` of the Llama line (Llama, SmolLM2) -> `DecoderConfig`."""
+"""The `config.json` of the Llama family (Llama, SmolLM2) -> `DecoderConfig`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dspark_jax.speculators_common.formats.fields import Fields
 
 
 def parse_llama(raw: Mapping[str, Any], file: str, overrides: None = None) -> DecoderConfig:
-    """The decoder that `raw`, the content of `file`, describes: no query/key norms, optional biases."""
+    """The config in `raw`, the content of `file`. Raises `CheckpointError` for a config that is not supported."""
     fields = Fields(raw, file)
     geometry = read_decoder_geometry(fields)
     require_full_layers(fields, geometry["num_hidden_layers"])

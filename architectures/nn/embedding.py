@@ -1,4 +1,4 @@
-"""Token embeddings and the language-model head, tied or not: the two ends of a target."""
+"""The token embedding and the language-model head of a target, tied or not."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dspark_jax.speculators_common.numerics.rows import decode_rows, encode_rows
 
 
 class TokenTable(nnx.Module):
-    """Embedding rows `[V, H]`, looked up by token id; stored as `Platform.row_dtype`."""
+    """Embedding rows `[V, H]`, looked up by token id, stored in `Platform.row_dtype`. Ids are clipped to `0..V-1`."""
 
     def __init__(
         self, vocab_size: int, hidden_size: int, *, dtype: DTypeLike, platform: Platform, rngs: nnx.Rngs
@@ -28,12 +28,12 @@ class TokenTable(nnx.Module):
 
 
 def soft_capped(logits: Float[Array, "*axes V"], cap: float | None) -> Float[Array, "*axes V"]:
-    """`cap * tanh(logits / cap)`; unchanged without a cap."""
+    """`cap * tanh(logits / cap)`; the logits themselves if `cap` is `None`."""
     return logits if cap is None else cap * jnp.tanh(logits / cap)
 
 
 class EmbeddingAndHead(nnx.Module):
-    """The embedding and the head of a target, without scaling and soft-cap. A draft without its own uses them too."""
+    """The embedding and the head of a target, without scaling and soft-cap: a `TargetTables` that drafts can use."""
 
     def __init__(
         self, vocab_size: int, hidden_size: int, *, tied: bool, dtype: DTypeLike, platform: Platform, rngs: nnx.Rngs
@@ -47,11 +47,11 @@ class EmbeddingAndHead(nnx.Module):
         )
 
     def embed_tokens(self, ids: Int32[Array, "*axes"]) -> Float[Array, "*axes H"]:
-        """Embedding rows as stored: no scaling."""
+        """Embedding rows as they are stored, without scaling."""
         return self.table(ids)
 
     def lm_head(self, hidden: Float[Array, "*axes H"]) -> Float[Array, "*axes V"]:
-        """Raw head product, float32: no soft-cap."""
+        """Hidden states times the head, float32, without the soft-cap."""
         if self.head is not None:
             return self.head.float32(hidden)
         return output_major_product(hidden, decode_rows(self.table.rows[...]), self.platform)

@@ -1,4 +1,4 @@
-"""Gated feed-forward layer."""
+"""The gated feed-forward layer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Activation = Literal["silu", "gelu_pytorch_tanh"]
 
 
 def gelu_tanh(x: Float[Array, "*axes"]) -> Float[Array, "*axes"]:
-    """GELU by the tanh formula."""
+    """GELU by the tanh approximation."""
     return jax.nn.gelu(x, approximate=True)
 
 
@@ -26,7 +26,7 @@ ACTIVATIONS: Mapping[Activation, Callable[[Array], Array]] = {"silu": jax.nn.sil
 
 
 class GatedMLP(nnx.Module):
-    """`down(activation(gate(x)) * up(x))`; gate and up are one kernel, gate first."""
+    """`down(activation(gate(x)) * up(x))`. Gate and up are one kernel with the gate's columns first."""
 
     def __init__(
         self,

@@ -9,16 +9,16 @@ from jaxtyping import Array, Float
 
 
 def rms_normalised(x: Float[Array, "*axes size"], epsilon: float) -> Float[Array, "*axes size"]:
-    """`x / rms(x)` over the last axis, float32."""
+    """`x / sqrt(mean(x^2) + epsilon)` over the last axis, float32."""
     x = x.astype(jnp.float32)
     return x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + epsilon)
 
 
 class RMSNorm(nnx.Module):
-    """`x / rms(x) * (offset + weight)` over the last axis; the weight is kept in float32.
+    """`x / sqrt(mean(x^2) + epsilon) * (offset + weight)` over the last axis; the weight is float32.
 
-    The offset is 1 in families that store a gain as its distance from one. It is added here and not when such a file
-    is loaded: the sum would drop bits of the weight, which could not be written back.
+    `offset` is 1 in families whose files store `gain - 1`. It is added here and not on load, because the sum rounds
+    the weight, and the rounded weight could not be saved again bit for bit. The result has the dtype of `x`.
     """
 
     def __init__(self, size: int, epsilon: float, *, offset: float = 0.0) -> None:

@@ -1,4 +1,4 @@
-"""Registry entry of the dense Qwen3 line."""
+"""The registry entry of dense Qwen3 targets."""
 
 from dspark_jax.architectures.decoder.dense import DenseDecoder
 from dspark_jax.architectures.decoder.weights import decoder_recipes, ignored_tensors

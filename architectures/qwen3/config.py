@@ -1,4 +1,4 @@
-"""`config.json` of the dense Qwen3 line -> `DecoderConfig`."""
+"""The `config.json` of dense Qwen3 targets -> `DecoderConfig`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from dspark_jax.architectures.decoder.dense import DecoderConfig
 from dspark_jax.architectures.decoder.fields import (
-    THETA,
+    DEFAULT_THETA,
     read_decoder_geometry,
     read_layer_windows,
     unknown_target_fields,
@@ -16,11 +16,11 @@ from dspark_jax.speculators_common.formats.fields import Fields
 from dspark_jax.speculators_common.formats.rope.config import RopeConfig
 from dspark_jax.speculators_common.formats.rope.fields import parse_rope
 
-_HEAD_DIM = 128  # of a file that does not say, whatever its hidden size
+_HEAD_DIM = 128  # the default, independent of the hidden size
 
 
 def parse_qwen3(raw: Mapping[str, Any], file: str, overrides: None = None) -> DecoderConfig:
-    """The decoder that `raw`, the content of `file`, describes: RMSNorm on every query and key head."""
+    """The config in `raw`, the content of `file`. Raises `CheckpointError` for a config that is not supported."""
     fields = Fields(raw, file)
     geometry = read_decoder_geometry(fields, {"head_dim": _HEAD_DIM}, required=("num_key_value_heads",))
     layer_windows = read_layer_windows(fields, geometry["num_hidden_layers"])
@@ -41,9 +41,9 @@ def parse_qwen3(raw: Mapping[str, Any], file: str, overrides: None = None) -> De
 
 
 def _require_one_rotation(fields: Fields, rope: RopeConfig, head_dim: int) -> None:
-    """Sliding layers turn as full ones do: a rotation of their own, which a file may nest by layer kind, is refused."""
+    """Raise `CheckpointError` if `rope_parameters` gives sliding layers another rotation than full ones."""
     sliding = parse_rope(
-        fields, head_dim=head_dim, layer_types=("sliding_attention", "full_attention"), default_theta=THETA
+        fields, head_dim=head_dim, layer_types=("sliding_attention", "full_attention"), default_theta=DEFAULT_THETA
     )
     if sliding != rope:
         raise fields.error(

@@ -1,4 +1,4 @@
-"""Registry entry of the Qwen3 mixture-of-experts line."""
+"""The registry entry of Qwen3 mixture-of-experts targets."""
 
 from dspark_jax.architectures.decoder.weights import ignored_tensors
 from dspark_jax.architectures.qwen3_moe.config import parse_qwen3_moe

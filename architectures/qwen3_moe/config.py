@@ -1,4 +1,4 @@
-"""`config.json` of the Qwen3 mixture-of-experts line -> `Qwen3MoeConfig`."""
+"""The `config.json` of Qwen3 mixture-of-experts targets -> `Qwen3MoeConfig`."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _HARMLESS_FIELDS = ("output_router_logits", "router_aux_loss_coef")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Qwen3MoeConfig(DecoderConfig):
-    """A Qwen3 decoder in which some layers choose among experts; `intermediate_size` is that of the other layers."""
+    """The config of a Qwen3 decoder with experts in some layers. `intermediate_size` is that of the dense layers."""
 
     num_experts: int  # E
-    num_experts_per_tok: int  # k
-    moe_intermediate_size: int
-    norm_topk_prob: bool  # the weights of the chosen experts add up to one
-    layer_is_sparse: tuple[bool, ...]
+    num_experts_per_tok: int  # k, the experts that the router selects for a token
+    moe_intermediate_size: int  # of one expert
+    norm_topk_prob: bool  # the weights of the selected experts are divided by their sum
+    layer_is_sparse: tuple[bool, ...]  # whether the layer has experts
 
 
 def parse_qwen3_moe(raw: Mapping[str, Any], file: str, overrides: None = None) -> Qwen3MoeConfig:
-    """The decoder that `raw`, the content of `file`, describes."""
+    """The config in `raw`, the content of `file`. Raises `CheckpointError` for a config that is not supported."""
     fields = Fields(raw, file)
     refuse_recurrent_layers(fields)
     geometry = read_decoder_geometry(fields, required=("num_key_value_heads",))
@@ -57,7 +57,7 @@ def parse_qwen3_moe(raw: Mapping[str, Any], file: str, overrides: None = None) -
 
 
 def _num_experts(fields: Fields) -> int:
-    """Older files say `num_experts`, newer ones `num_local_experts`."""
+    """The number of experts: `num_experts` in older files, `num_local_experts` in newer ones."""
     stated = [
         (name, fields.integer(name, minimum=1, maximum=MAX_EXPERTS))
         for name in ("num_experts", "num_local_experts")
@@ -69,8 +69,10 @@ def _num_experts(fields: Fields) -> int:
 
 
 def _window(fields: Fields, num_layers: int) -> int | None:
-    """A window that is used is used in every layer. `layer_types`, where stated, must say the same; the
-    `max_window_layers` of the dense line has no meaning here.
+    """The sliding window of all layers in positions, `None` for full attention.
+
+    `use_sliding_window` holds for every layer of this family. `layer_types`, if stated, must agree with it.
+    `max_window_layers`, a field of dense Qwen3 configs, has no influence.
     """
     fields.ignore("max_window_layers")
     is_used = fields.boolean("use_sliding_window", default=False)

@@ -1,16 +1,15 @@
-"""A feed-forward layer of experts, of which a router picks some for every token.
+"""The feed-forward layer of experts: a router picks `k` of `E` experts for every token.
 
-No token is ever dropped and no expert has a capacity: every token gets exactly its experts, whatever the others of the
-batch get. Shapes are static, so there are two exact ways to compute it, chosen by the number of tokens when the program
-is traced:
+It computes what the sparse block of `Qwen3MoeForCausalLM` of the transformers library computes. Experts have no
+capacity limit: every token is computed by exactly its picked experts, independent of the other tokens. There are two
+ways to compute it. The static number of (token, expert) pairs decides between them when the program is traced:
 
-* few tokens: the kernels of the picked experts are gathered, one copy for each (token, expert) pair, and only they are
-  read;
-* from as many pairs as there are experts on: every expert sees every token, as matrix products over the stored kernels,
-  and the picks of the router are weights on the result, 0 for the experts that were not picked. This reads each kernel
-  once.
+* Fewer pairs than experts: the kernels of the picked experts are gathered, one copy per pair. Other kernels are not
+  read.
+* Otherwise: every expert computes every token, by matrix products over the stored kernels. The router's weights then
+  multiply the results, with weight 0 for experts that were not picked. Each kernel is read once.
 
-Results of the two agree to rounding.
+The results of the two ways are equal up to rounding.
 """
 
 from __future__ import annotations
@@ -26,8 +25,10 @@ from dspark_jax.speculators_common.numerics.platform import Platform
 
 
 class ExpertsMLP(nnx.Module):
-    """`sum over the k picked experts e of weight_e * down_e(silu(gate_e(x)) * up_e(x))`; gate and up
-    are one stack, gate first.
+    """`sum over picked experts e of weight_e * down_e(silu(gate_e(x)) * up_e(x))`.
+
+    Gate and up of an expert are one kernel with the gate's columns first. With `normalised` the weights of the picked
+    experts of a token are divided by their sum.
     """
 
     def __init__(
@@ -55,9 +56,7 @@ class ExpertsMLP(nnx.Module):
         return (self.by_gathering if few else self.over_all)(x, weights, picked).astype(x.dtype)
 
     def route(self, x: Float[Array, "T H"]) -> tuple[Float[Array, "T k"], Int32[Array, "T k"]]:
-        """Float32 weights and numbers of the picked experts: the largest probabilities of a softmax over all
-        experts.
-        """
+        """Float32 weights and indices of the picked experts: the `k` largest of a softmax over all experts."""
         weights, picked = jax.lax.top_k(jax.nn.softmax(self.router.float32(x), axis=-1), self.num_picked)
         if self.normalised:
             weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
@@ -66,24 +65,24 @@ class ExpertsMLP(nnx.Module):
     def by_gathering(
         self, x: Float[Array, "T H"], weights: Float[Array, "T k"], picked: Int32[Array, "T k"]
     ) -> Float[Array, "T H"]:
-        """The picked experts of each token, float32."""
+        """The layer's output in float32, computed by gathering the kernels of the picked experts."""
         tokens, hidden = x.shape
-        numbers = picked.reshape(-1)
+        experts = picked.reshape(-1)
         out = self.down.picked(
-            _activated(self.gate_up.picked(jnp.repeat(x, self.num_picked, axis=0), numbers)), numbers
+            _activated(self.gate_up.picked(jnp.repeat(x, self.num_picked, axis=0), experts)), experts
         )
         return jnp.sum(out.reshape(tokens, self.num_picked, hidden) * weights[..., None], axis=1)
 
     def over_all(
         self, x: Float[Array, "T H"], weights: Float[Array, "T k"], picked: Int32[Array, "T k"]
     ) -> Float[Array, "T H"]:
-        """All experts on all tokens, float32."""
+        """The layer's output in float32, computed by running all experts on all tokens."""
         tokens, hidden = x.shape
         is_picked = picked[..., None] == jnp.arange(self.num_experts, dtype=jnp.int32)[None, None]
         share = jnp.sum(jnp.where(is_picked, weights[..., None], 0.0), axis=1)
-        # A batch axis on both sides keeps the kernels as they are stored; without one XLA transposes them first.
+        # With a batch axis on both operands XLA reads the kernels as they are stored. Otherwise it transposes them.
         inner = _activated(self.gate_up.each(jnp.broadcast_to(x[None], (self.num_experts, tokens, hidden))))
-        # An expert that was not picked counts nothing, even where it overflows.
+        # `where` and not the weight 0 alone: an expert that was not picked may overflow, and 0 times infinity is NaN.
         weighted = jnp.where(jnp.any(is_picked, axis=1)[..., None], inner.swapaxes(0, 1) * share[..., None], 0.0)
         return self.down.summed(weighted)
 

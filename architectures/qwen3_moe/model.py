@@ -1,6 +1,4 @@
-"""The Qwen3 mixture-of-experts target: the dense Qwen3 decoder, with experts in place of the feed-forward part of most
-layers.
-"""
+"""The Qwen3 mixture-of-experts target: the dense Qwen3 decoder with experts as the feed-forward part of most layers."""
 
 from __future__ import annotations
 
@@ -12,10 +10,10 @@ from dspark_jax.architectures.qwen3_moe.experts import ExpertsMLP
 
 
 class Qwen3MoeDecoder(DenseDecoder):
-    """A `Target`."""
+    """The `Target` of the Qwen3 mixture-of-experts family."""
 
     def make_mlp(self, config: DecoderConfig, layer: int, rngs: nnx.Rngs) -> nnx.Module:
-        """Experts where the layer has them."""
+        """The feed-forward module of `layer`: experts, or a `GatedMLP` if the layer is dense."""
         assert isinstance(config, Qwen3MoeConfig)
         if not config.layer_is_sparse[layer]:
             return super().make_mlp(config, layer, rngs)

@@ -1,5 +1,7 @@
-"""The weight table of the Qwen3 mixture-of-experts line: a file holds every expert's Linears apart,
-or those of all experts of a layer in one tensor."""
+"""The weight recipes of Qwen3 mixture-of-experts targets.
+
+Files have one of two layouts: a tensor for each expert and projection, or one fused tensor for all experts of a layer.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +9,17 @@ import functools
 from collections.abc import Collection
 
 from dspark_jax.architectures.decoder.dense import DecoderConfig
-from dspark_jax.architectures.decoder.weights import RecipeTable, decoder_recipes, dense_mlp_recipes
+from dspark_jax.architectures.decoder.weights import RecipesByPath, decoder_recipes, dense_mlp_recipes
 from dspark_jax.architectures.qwen3_moe.config import Qwen3MoeConfig
 from dspark_jax.speculators_common.formats.recipes import fused_experts, stacked_experts, transposed
 
 
-def qwen3_moe_recipes(config: Qwen3MoeConfig, names: Collection[str]) -> RecipeTable:
-    """One recipe per parameter. The experts of a layer are one tensor for each, or one for all of them."""
+def qwen3_moe_recipes(config: Qwen3MoeConfig, names: Collection[str]) -> RecipesByPath:
+    """The recipes of all parameters; the tensors `names` of the checkpoint decide the layout of the experts."""
     return decoder_recipes(config, names, functools.partial(_mlp_recipes, names=names))
 
 
-def _mlp_recipes(config: DecoderConfig, layer: int, prefix: str, *, names: Collection[str]) -> RecipeTable:
+def _mlp_recipes(config: DecoderConfig, layer: int, prefix: str, *, names: Collection[str]) -> RecipesByPath:
     assert isinstance(config, Qwen3MoeConfig)
     if not config.layer_is_sparse[layer]:
         return dense_mlp_recipes(config, layer, prefix)

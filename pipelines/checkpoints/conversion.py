@@ -148,7 +148,7 @@ def _open_source(
 def _planned_tensors(
     draft: _Source, written: DraftFormat, entry: SupportedArchitecture, planned: DraftConfig
 ) -> dict[str, TensorSource]:
-    """Name -> tensor of everything to be written, in the order of the weight table."""
+    """Name -> tensor of everything to be written, in the order of the weight recipes."""
     available = {**draft.checkpoint.tensors, **draft.borrowed}
     if _CONFIDENCE_BIAS not in available and _CONFIDENCE_WEIGHT in available:
         available[_CONFIDENCE_BIAS] = _Zero(available[_CONFIDENCE_WEIGHT].dtype)

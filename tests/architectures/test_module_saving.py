@@ -1,4 +1,4 @@
-"""What is written by recipes is the file that was read by them, bit for bit, in the dtypes of the file."""
+"""A module that is saved by its recipes gives the file that it was loaded from, bit for bit, in the same dtypes."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def tiny_target(tmp_path_factory: pytest.TempPathFactory) -> LoadedTarget:
 
 @pytest.fixture(scope="module")
 def recorded_target() -> LoadedTarget:
-    """Of the sizes of all recorded drafts."""
+    """A target with the sizes that all recorded drafts state."""
     return load_target(DATA / "C_speculators" / "verifier", jnp.float32)
 
 
@@ -85,7 +85,7 @@ def recorded_target() -> LoadedTarget:
 )
 @pytest.mark.parametrize("name", TARGETS)
 def test_a_loaded_target_is_written_bit_for_bit(name: str, on_disk: str, loaded_as: str, tmp_path: Path) -> None:
-    """But for tensors without use here: other towers, and copies that follow from what is used."""
+    """All tensors are equal except those that are ignored: other towers, and stored copies."""
     folder = stored_in(on_disk, DATA / "E_targets" / name, tmp_path / "target")
     target = load_target(folder, DTYPES[loaded_as])
     recipes = recipes_of(target)
@@ -101,7 +101,10 @@ def test_every_parameter_of_a_target_has_named_axes(name: str) -> None:
 
 
 def assert_named_axes(module: nnx.Module, recipes: dict[str, Recipe]) -> None:
-    """Each axis has a known name or none, and one name means one size of axis, or parts of it side by side."""
+    """Check that each axis has a known name or none, and that axes of one name have the same size.
+
+    A fused axis is a multiple of that size.
+    """
     axes, parameters = parameter_axes(module, recipes), flat_parameters(module)
     assert axes.keys() == parameters.keys()
     for path, names in axes.items():
@@ -121,7 +124,7 @@ def saved_again(draft: LoadedDraft, folder: Path, **options: Any) -> dict[str, n
 
 
 def assert_round_trip(source: Path, target: LoadedTarget, dtype: str, tmp_path: Path) -> None:
-    """Load, save, load: equal files, configs and modules."""
+    """Load, save and load again, and check that files, configs and modules are equal."""
     draft = load_draft(source, target, DTYPES[dtype])
     written = saved_again(draft, tmp_path / "again")
     stored = load_file(source / "model.safetensors")
@@ -137,7 +140,7 @@ def assert_round_trip(source: Path, target: LoadedTarget, dtype: str, tmp_path: 
 
 
 def _with_head(draft: LoadedDraft) -> set[str]:
-    """The names of the file, and of the head that is borrowed in part."""
+    """The names of the file's tensors, and of a head that consists of rows of the target's head."""
     return {*draft.checkpoint.tensors, *({"lm_head.weight"} if draft.tables.lm_head == "target_rows" else ())}
 
 
@@ -151,7 +154,7 @@ def test_a_recorded_draft_is_written_bit_for_bit(name: str, recorded_target: Loa
 def test_a_draft_of_every_family_is_written_bit_for_bit(
     family: str, dtype: str, tiny_target: LoadedTarget, tmp_path: Path
 ) -> None:
-    """bfloat16 files, also into a float32 module."""
+    """The files are bfloat16. They are loaded into bfloat16 and float32 modules."""
     source = stored_in("bfloat16", tiny_families.FAMILIES[family](tmp_path / "float32"), tmp_path / "source")
     assert_round_trip(source, tiny_target, dtype, tmp_path)
 
@@ -232,7 +235,7 @@ INEXPRESSIBLE: dict[str, tuple[dict[str, Any], str]] = {
 def test_a_draft_that_its_format_has_no_words_for_is_refused_and_nothing_is_left(
     family: str, tiny_target: LoadedTarget, tmp_path: Path
 ) -> None:
-    """What the user said of it is in no field of the format."""
+    """No field of the format can express the user's override."""
     stated, said = INEXPRESSIBLE[family]
     source = tiny_families.FAMILIES[family](tmp_path / "source")
     draft = load_draft(source, tiny_target, jnp.float32, DraftOverrides(**stated))

@@ -1,4 +1,4 @@
-"""Architectures by name: built in, registered by hand, or brought by another distribution."""
+"""Architectures by name: built in, registered by hand, or added by another distribution."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ BUILT_IN = {
 
 @pytest.fixture(autouse=True)
 def own_entries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a test registers is forgotten after it."""
+    """Entries that a test registers are removed after it."""
     monkeypatch.setattr(registry, "_entries", dict(registry._entries))
 
 
@@ -75,7 +75,7 @@ def test_a_name_unlike_all_others_gets_no_guess() -> None:
 
 @pytest.mark.parametrize("taken", ["LlamaForCausalLM", "DSparkSpeculator"])
 def test_a_taken_name_is_refused_unless_it_is_to_be_replaced(taken: str) -> None:
-    """Also a built-in name that was not imported yet, and a name taken as an alias."""
+    """Built-in names that were not imported yet, and aliases, count as taken."""
     before = retrieve(taken)
     for entry in (_entry(taken), _entry("NewForCausalLM", aliases=(taken,))):
         with pytest.raises(DSparkError, match=f"'{taken}' is registered already.*override=True"):
@@ -101,7 +101,7 @@ def test_every_folder_that_declares_a_family_is_found_and_nothing_else_is() -> N
 
 @pytest.fixture
 def new_family(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The package's folder as it is with one folder more, in a process of its own kind: names are found anew."""
+    """The package with one folder more. Names are found anew before and after the test."""
     folder = tmp_path / "dspark_jax_more"
     folder.mkdir()
     (folder / "__init__.py").touch()
@@ -132,7 +132,7 @@ def test_two_folders_cannot_declare_one_name(new_family: str, monkeypatch: pytes
 
 
 def test_help_imports_no_model() -> None:
-    """Names are found by importing every family, which takes as long as JAX and Flax do: only who loads one pays."""
+    """Only commands that load a model import the families, because that also imports JAX and Flax."""
     code = (
         "import sys\nfrom dspark_jax.pipelines.cli import main\n"
         "try:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
@@ -142,9 +142,7 @@ def test_help_imports_no_model() -> None:
 
 
 class TestOtherDistributions:
-    """A distribution with entry points in the group `dspark_jax.architectures`, put on `sys.path` as an installed one
-    is.
-    """
+    """A distribution with entry points in the group `dspark_jax.architectures`, on `sys.path` like an installed one."""
 
     @pytest.fixture
     def site(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -177,7 +175,7 @@ class TestOtherDistributions:
     def test_its_own_config_file_is_looked_for_only_where_asked(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Opening a directory that has a `config.json` imports nothing of others."""
+        """Opening a directory with a `config.json` imports no other package."""
         metadata = tmp_path / "acme_drafts-1.0.dist-info"
         metadata.mkdir()
         (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-drafts\nVersion: 1.0\n")

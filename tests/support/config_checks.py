@@ -1,5 +1,5 @@
-"""What must hold of a parsed config: it can be built, and its weight table is about exactly the parameters that the
-module has.
+"""Checks of a parsed config: a module can be built from it, and its weight recipes are for exactly the parameters of
+that module.
 """
 
 from __future__ import annotations

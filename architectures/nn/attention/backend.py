@@ -1,4 +1,4 @@
-"""What an attention backend is: it owns the layout of a page, and the operations that depend on it."""
+"""The interface of an attention backend, which owns the layout of a page and the operations that depend on it."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from dspark_jax.speculators_common.numerics.platform import Platform
 Operation = Literal["paged_attention", "block_attention"]
 
 LayerPools = tuple[Shaped[Array, "pages ..."], ...]
-"""The pages of one layer, as its backend arranges them. The first axis of every array counts the pages."""
+"""The pages of one layer in the layout of the backend. The first axis of every array is the page id."""
 
 LayerShapes = tuple[Array | jax.ShapeDtypeStruct, ...]
-"""The same, or only their shapes."""
+"""`LayerPools`, or only the shapes of its arrays."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AttentionCase:
-    """One use of attention, as far as it decides whether a backend can serve it."""
+    """One use of attention: the static facts by which a backend says whether it supports the use."""
 
     operation: Operation
     num_heads: int
@@ -35,16 +35,16 @@ class AttentionCase:
     page_size: int
     window: int | None
     causal: bool
-    dtype: DTypeLike  # as the pages are stored
+    dtype: DTypeLike  # storage dtype of the pages
 
 
 @dataclasses.dataclass(frozen=True)
 class AttentionBackend(abc.ABC):
-    """Attention over pages, for one platform. A backend is a value: two of one class and platform are equal.
+    """Attention over pages, for one platform. Two backends of one class and platform are equal.
 
-    `paged_attention` serves targets: the pages hold the new rows already, and a token sees its row up to itself.
-    `block_attention` serves drafts: a block sees context pages and its own keys, which are never written. Scores and
-    softmax are float32.
+    `paged_attention` is for targets: the pages already hold the keys and values of the batch, and a token sees the
+    positions of its row up to its own. `block_attention` is for drafts: a block sees the context in the pages and its
+    own keys, which are never written. Scores and softmax are float32.
     """
 
     name: ClassVar[str]
@@ -52,18 +52,18 @@ class AttentionBackend(abc.ABC):
 
     @abc.abstractmethod
     def zeros(self, params: KVParams, num_pages: int) -> tuple[LayerPools, ...]:
-        """Empty pages of every layer."""
+        """Zeroed pages of every layer."""
 
     @abc.abstractmethod
     def page_size_of(self, pools: LayerShapes) -> int:
-        """Positions of a page."""
+        """Number of positions of a page."""
 
     @abc.abstractmethod
     def num_heads_of(self, pools: LayerShapes) -> int:
-        """Key heads of a layer."""
+        """Number of key/value heads of a layer."""
 
     def num_pages_of(self, pools: LayerShapes) -> int:
-        """Pages of a layer."""
+        """Number of pages of a layer."""
         return pools[0].shape[0]
 
     @abc.abstractmethod
@@ -75,13 +75,16 @@ class AttentionBackend(abc.ABC):
         keys: Float[Array, "T K hd"],
         values: Float[Array, "T K hd"],
     ) -> LayerPools:
-        """Store each token's keys and values in its slot of its page; a page that does not exist drops them."""
+        """The pools with each token's keys and values stored at `slot` of `page`.
+
+        A token whose page id is not below the number of pages is not stored.
+        """
 
     @abc.abstractmethod
     def read(
         self, pools: LayerPools, page_table: Int32[Array, "B P"]
     ) -> tuple[Float[Array, "B K S hd"], Float[Array, "B K S hd"]]:
-        """Keys and values of every row in order of position, whatever the layout; `S` = table width times page size."""
+        """Keys and values of every row in order of position. `S` is the page table's width times the page size."""
 
     @abc.abstractmethod
     def paged_attention(
@@ -94,7 +97,10 @@ class AttentionBackend(abc.ABC):
         scale: float,
         window: int | None,
     ) -> Float[Array, "T N hd"]:
-        """Causal attention of every token over its row's stored positions, its own included (`masks.causal_mask`)."""
+        """Causal attention of every token over the stored positions of its row, its own included.
+
+        The visible positions are those of `masks.causal_mask`. `scale` multiplies the scores, `window` is in positions.
+        """
 
     @abc.abstractmethod
     def block_attention(
@@ -110,10 +116,12 @@ class AttentionBackend(abc.ABC):
         origin: WindowOrigin,
         scale: float,
     ) -> Float[Array, "B Wq N hd"]:
-        """Attention of the first `Wq` of `W` block slots, at positions `lengths + k`, over context and block
-        (`masks.context_mask`, `masks.block_mask`).
+        """Attention of the first `Wq` of `W` block slots over the context and the block.
+
+        Slot k is at position `lengths + k`. The visible context is that of `masks.context_mask`, the visible slots are
+        those of `masks.block_mask`. `scale` multiplies the scores.
         """
 
     def unsupported(self, case: AttentionCase) -> str | None:
-        """Why this backend cannot serve `case`; `None` if it can."""
+        """The reason why this backend does not support `case`; `None` if it does."""
         return None

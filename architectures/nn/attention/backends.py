@@ -1,4 +1,4 @@
-"""The attention backends by name. A platform names its own; nothing else chooses."""
+"""The attention backends by name. `Platform.attention` names the backend of a platform; nothing else selects one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ BACKENDS: dict[str, type[AttentionBackend]] = {backend.name: backend for backend
 
 
 def attention_backend(platform: Platform) -> AttentionBackend:
-    """The backend of `platform`. Raises `NotImplementedError` if it names one that does not exist."""
+    """The backend that `platform.attention` names. Raises `NotImplementedError` for an unknown name."""
     if platform.attention not in BACKENDS:
         raise NotImplementedError(
             f"attention backend of platform {platform.name}: found {platform.attention!r}, allowed "

@@ -1,4 +1,4 @@
-"""The context of a draft block, behind one interface: pages of a cache, or keys and values at hand."""
+"""The context that a draft block attends to: one interface for the pages of a cache and for dense arrays."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from dspark_jax.speculators_common.formats.draft_config import LayerMask, Window
 from dspark_jax.speculators_common.numerics.platform import SoftmaxForm
 
 ContextKV = tuple[tuple[Float[Array, "B K L hd"], Float[Array, "B K L hd"]], ...]
-"""Keys and values of every layer of a draft, row by row."""
+"""Keys and values of every draft layer; `L` context positions per row."""
 
 
 @runtime_checkable
 class BlockContext(Protocol):
-    """What a draft block attends to besides itself; `KVCache` and `DenseContext` are such."""
+    """The context of a draft block. `KVCache` and `DenseContext` implement it."""
 
     @property
     def lengths(self) -> Int32[Array, "B"]:
-        """Position of each row's anchor; the context lies before it."""
+        """The position of each row's anchor. All context positions are before it."""
         ...
 
     def block_attention(
@@ -37,21 +37,21 @@ class BlockContext(Protocol):
         origin: WindowOrigin,
         scale: float,
     ) -> Float[Array, "B Wq N hd"]:
-        """Attention of the first `Wq` of `W` block slots, at positions `lengths + k`, over context and block."""
+        """Attention of the first `Wq` of `W` block slots over the context and the block.
+
+        Slot k is at position `lengths + k`. `scale` multiplies the scores.
+        """
         ...
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DenseContext:
-    """Context keys and values without pages, as in training and for callers who keep lines of their own.
-
-    `positions` are absolute, in any order; a negative one marks a place that holds nothing.
-    """
+    """Context keys and values in dense arrays instead of pages: for training, and for callers that keep their own."""
 
     keys_values: ContextKV
-    positions: Int32[Array, "#B L"]
-    lengths: Int32[Array, "B"]
+    positions: Int32[Array, "#B L"]  # absolute, in any order; negative: there is no key
+    lengths: Int32[Array, "B"]  # positions of the anchors
     softmax: SoftmaxForm = dataclasses.field(metadata={"static": True})
 
     def block_attention(

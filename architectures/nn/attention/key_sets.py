@@ -1,6 +1,4 @@
-"""Softmax attention over the union of several sets of keys, in plain XLA: the arithmetic that every backend is held
-against.
-"""
+"""Softmax attention over the union of several sets of keys, in plain XLA. It is the reference for every backend."""
 
 from __future__ import annotations
 
@@ -14,16 +12,17 @@ from dspark_jax.architectures.nn.attention.masks import block_mask
 from dspark_jax.speculators_common.formats.draft_config import LayerMask, WindowOrigin
 from dspark_jax.speculators_common.numerics.platform import SoftmaxForm
 
-# Finite, so that a query that sees nothing (an inert token) gives a finite, meaningless row instead of NaN.
-_HIDDEN = -1e30
-# One column would be a matrix-vector product, which XLA:CPU sums in an order that depends on the number of rows.
+# Finite, so that the output of a query that sees no key (an inert token) is finite and not NaN.
+_MASKED_SCORE = -1e30
+# With one column the sum would be a matrix-vector product, and XLA:CPU's order of summation would depend on the number
+# of rows.
 _ONES_COLUMNS = 8
 
 
 class KeySet(NamedTuple):
     """Keys and values of every row, and which of them each query sees.
 
-    Both are `[B, K, S, hd]` where `head_major`, else `[B, S, K, hd]`.
+    Keys and values are `[B, K, S, hd]` if `head_major`, otherwise `[B, S, K, hd]`. `L` counts the queries of a row.
     """
 
     keys: Float[Array, "B _ _ hd"]
@@ -38,7 +37,7 @@ class KeySet(NamedTuple):
 
     @property
     def axes(self) -> str:
-        """The axes as letters of an einsum."""
+        """The einsum letters of the axes of keys and values."""
         return "bksh" if self.head_major else "bskh"
 
 
@@ -51,7 +50,10 @@ def block_key_set(
     *,
     like: KeySet,
 ) -> KeySet:
-    """A block's own keys and values, as its first `num_queries` slots see them; dtype and order of axes as `like`."""
+    """The keys and values of the block itself, with the slots that each of its first `num_queries` slots sees.
+
+    The dtype and the order of the axes are those of `like`.
+    """
     rows, num_slots = block_keys.shape[:2]
     seen = block_mask(num_slots, mask, origin)[None, :num_queries]
     keys, values = block_keys, block_values
@@ -64,12 +66,16 @@ def block_key_set(
 def attend(
     query: Float[Array, "B L N hd"], key_sets: list[KeySet], *, scale: float, softmax: SoftmaxForm
 ) -> Float[Array, "B L N hd"]:
-    """Attention of every query over all sets together; query head n reads key head `n // (N / K)`.
+    """Grouped-query attention over all key sets together: `softmax(scale * q k) v`.
 
-    `row_independent`: how many rows a step has does not change what any of them becomes. In bfloat16 the last bit
-    decides which way a value is rounded, and plain and speculative decoding would part at near-ties. XLA:CPU chooses
-    another exponential and another order of summation for a large array that is reduced. So the weights are summed by
-    a matrix product, whose rows do not depend on each other.
+    Query head n reads key head `n // (N / K)`. Products take operands in the dtype of the keys; scores, softmax and
+    sums are float32. The result has the dtype of `query`.
+
+    With `softmax="row_independent"` the output of a row is the same, bit for bit, for every number of rows. Without it,
+    the last bit could depend on the number of rows, and plain and speculative decoding could choose different tokens
+    where two logits are nearly equal. The cause is that XLA:CPU selects the exponential and the order of summation by
+    the size of the reduced array. The softmax weights are therefore summed by a matrix product, in which rows do not
+    influence each other.
     """
     rows, length, num_heads, head_dim = query.shape
     kv_heads = key_sets[0].num_heads
@@ -93,10 +99,10 @@ def attend(
 
 
 def _exponentials(scores: list[Float[Array, "B K GL _"]]) -> list[Float[Array, "B K GL _"]]:
-    """`exp(score - largest score of all sets)`.
+    """`exp(score - largest score of the query over all sets)`.
 
-    The maximum, which is exact in any order, is kept apart from the exponential by a choice that always comes out the
-    same: fused, XLA:CPU would choose the exponential by the size of the array.
+    `jnp.where` does not change a finite maximum. It keeps XLA:CPU from fusing the maximum with the exponential: in the
+    fused form the exponential is selected by the size of the array.
     """
     largest = functools.reduce(jnp.maximum, [jnp.max(part, axis=-1, keepdims=True) for part in scores])
     largest = jnp.where(jnp.isfinite(largest), largest, 0.0)
@@ -109,4 +115,4 @@ def _masked_scores(grouped: Float[Array, "B K GL hd"], key_set: KeySet, scale: f
     products = jnp.einsum(f"bkqh,{key_set.axes}->bkqs", grouped, key_set.keys, preferred_element_type=jnp.float32)
     scores = products * scale
     per_head = scores.reshape(rows, kv_heads, queries // length, length, num_keys)
-    return jnp.where(key_set.visible[:, None, None], per_head, _HIDDEN).reshape(scores.shape)
+    return jnp.where(key_set.visible[:, None, None], per_head, _MASKED_SCORE).reshape(scores.shape)

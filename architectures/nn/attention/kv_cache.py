@@ -1,9 +1,8 @@
-"""Paged key/value cache.
+"""The paged key/value cache.
 
-Position `s` of a row lives in slot `s % page_size` of page `page_table[row, s // page_size]`, so a cache row is found
-by absolute position and stale content beyond a row's position is never visible. Several rows may name the same page
-(shared prefixes); target and draft use the same page ids in pools of their own. How a page is laid out is the attention
-backend's business.
+Position `s` of a row is stored in slot `s % page_size` of page `page_table[row, s // page_size]`. Masks use absolute
+positions, so old content beyond a row's position is never visible. Several rows may share a page (common prefixes).
+Target and draft use the same page ids, each in its own pools. The attention backend owns the layout of a page.
 """
 
 from __future__ import annotations
@@ -25,54 +24,52 @@ from dspark_jax.speculators_common.numerics.platform import Platform
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class KVPages:
-    """The pages of one model, layer by layer (those that store keys and values). The first axis of every array counts
-    the pages.
-    """
+    """The pages of one model: one entry for each layer that stores keys and values."""
 
     layers: tuple[LayerPools, ...]
     backend: AttentionBackend = dataclasses.field(metadata={"static": True})
 
     @classmethod
     def zeros(cls, params: KVParams, num_pages: int) -> KVPages:
-        """Empty pools of `num_pages` pages, laid out for `params.platform`."""
+        """Zeroed pools of `num_pages` pages in the layout of `params.platform`.
+
+        Raises `NotImplementedError` if the platform's attention backend does not exist.
+        """
         backend = attention_backend(params.platform)
         return cls(layers=backend.zeros(params, num_pages), backend=backend)
 
     @property
     def platform(self) -> Platform:
-        """The platform that the pages are laid out for."""
+        """The platform of the page layout."""
         return self.backend.platform
 
     @property
     def page_size(self) -> int:
-        """Positions of a page."""
+        """Number of positions of a page."""
         return self.backend.page_size_of(self.layers[0])
 
     @property
     def num_pages(self) -> int:
-        """Pages of every layer; as a page id it means unassigned."""
+        """Number of pages of every layer. As a page id this number means "unassigned"."""
         return self.backend.num_pages_of(self.layers[0])
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class KVCache:
-    """What a forward pass sees: the pools, which pages each row owns, and how many positions of each row are stored.
-
-    A table entry equal to the number of pages is unassigned: writes to it are dropped.
-    """
+    """The cache as a forward pass sees it: the pages, and for every row its page ids and its stored length."""
 
     pages: KVPages
-    page_table: Int32[Array, "B P"]
-    lengths: Int32[Array, "B"]
+    page_table: Int32[Array, "B P"]  # page ids; an entry equal to the number of pages is unassigned
+    lengths: Int32[Array, "B"]  # number of stored positions
 
     def write(
         self, layer: int, batch: RaggedBatch, keys: Float[Array, "T K hd"], values: Float[Array, "T K hd"]
     ) -> KVCache:
-        """Store one layer's keys and values at `batch.positions`; inert tokens and unassigned pages store nothing.
+        """The cache with one layer's keys and values stored at `batch.positions`.
 
-        A value that is not finite is stored as 0: masking gives a stale row weight 0, and 0 times NaN would still reach
-        the row that owns the page next.
+        Inert tokens, and tokens of unassigned pages, are not stored. A value that is not finite is stored as 0. Masked
+        keys get weight 0, and 0 times NaN is NaN, so a stored NaN would reach the next row that uses the page.
         """
         page_size, layers = self.pages.page_size, self.pages.layers
         page_index = jnp.maximum(batch.positions, 0) // page_size
@@ -85,7 +82,7 @@ class KVCache:
         return dataclasses.replace(self, pages=pages)
 
     def read(self, layer: int) -> tuple[Float[Array, "B K S hd"], Float[Array, "B K S hd"]]:
-        """Keys and values of every row, gathered in order of position; `S` = table width times page size."""
+        """Keys and values of every row in order of position. `S` is the page table's width times the page size."""
         return self.pages.backend.read(self.pages.layers[layer], self.page_table)
 
     def paged_attention(
@@ -97,7 +94,11 @@ class KVCache:
         scale: float,
         window: int | None = None,
     ) -> Float[Array, "T N hd"]:
-        """Causal attention of every token over its row's cached positions, its own included."""
+        """Causal attention of every token over the cached positions of its row, its own included.
+
+        `scale` multiplies the scores, `window` is in positions. Raises `NotImplementedError` if the backend does not
+        support this use.
+        """
         self._require("paged_attention", layer, query, window, causal=True)
         return self.pages.backend.paged_attention(
             self.pages.layers[layer], self.page_table, query, batch, scale=scale, window=window
@@ -114,9 +115,10 @@ class KVCache:
         origin: WindowOrigin,
         scale: float,
     ) -> Float[Array, "B Wq N hd"]:
-        """Attention of block slots at positions `lengths + k` over [context ; block] (paper eq. for the draft layer).
+        """Attention of the first `Wq` of `W` block slots over the keys `[context; block]`.
 
-        The first `Wq <= W` slots ask; all `W` slots are keys. The context is strictly before the anchor.
+        Slot k is at position `lengths + k`. All `W` slots are keys. The context is strictly before the anchor. `scale`
+        multiplies the scores. Raises `NotImplementedError` if the backend does not support this use.
         """
         self._require("block_attention", layer, query, mask.window, causal=mask.causal)
         return self.pages.backend.block_attention(
@@ -134,7 +136,7 @@ class KVCache:
     def _require(
         self, operation: Operation, layer: int, query: Float[Array, "*axes N hd"], window: int | None, *, causal: bool
     ) -> None:
-        """Raise `NotImplementedError` with the reason unless the backend can serve this use."""
+        """Raise `NotImplementedError` with the reason if the backend does not support this use."""
         backend, pools = self.pages.backend, self.pages.layers[layer]
         case = AttentionCase(
             operation=operation,

@@ -1,8 +1,8 @@
-"""Attention masks. Only this file decides which keys a query sees, for decoding and for training.
+"""Attention masks. Only this file decides which keys a query sees, in decoding and in training.
 
-Positions are absolute. The rules of a draft block are those of `LayerMask`; `window_origin` says whether a window is
-counted from the anchor (as the speculators library trains) or from each query slot (as kernels with a built-in window
-do).
+All positions are absolute. `LayerMask` states the window and the causality of a draft layer. `WindowOrigin` says where
+a window is counted from: from the anchor, as the speculators library trains, or from each query slot, as attention
+kernels with a built-in window do.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from dspark_jax.speculators_common.formats.draft_config import LayerMask, Window
 
 
 def causal_mask(query_positions: Int32[Array, "B L"], num_keys: int, window: int | None) -> Bool[Array, "B L S"]:
-    """Target attention: a query at position p sees the keys at `p - window < s <= p`."""
+    """The mask of a target: a query at position p sees the keys at positions `p - window < s <= p`.
+
+    `window` is in positions; `None` means that all positions up to p are visible. Key s is at position s.
+    """
     key = jnp.arange(num_keys, dtype=jnp.int32)[None, None, :]
     query = query_positions[:, :, None]
     visible = key <= query
@@ -28,9 +31,10 @@ def context_mask(
     layer: LayerMask,
     origin: WindowOrigin,
 ) -> Bool[Array, "B W S"]:
-    """Context rows that each block slot sees: always strictly before the anchor.
+    """The context keys that each block slot sees. All of them are strictly before the anchor.
 
-    `key_positions` are those of the context rows, in any order; a negative one marks a row that is not there.
+    `key_positions` are in any order. A negative position means that there is no key. The window starts at
+    `anchor - window` if it is counted from the anchor, at `anchor + slot - window + 1` if it is counted from the slot.
     """
     key = key_positions[:, None, :]
     anchor = anchor_positions[:, None, None]
@@ -44,7 +48,11 @@ def context_mask(
 
 
 def block_mask(num_slots: int, layer: LayerMask, origin: WindowOrigin) -> Bool[Array, "W W"]:
-    """Block slots (columns) that each block slot (rows) sees."""
+    """The block slots (last axis) that each block slot (first axis) sees.
+
+    A causal layer sees the slots up to its own. A window that is counted from the slot applies here too, in both
+    directions.
+    """
     query = jnp.arange(num_slots, dtype=jnp.int32)[:, None]
     key = jnp.arange(num_slots, dtype=jnp.int32)[None, :]
     visible = key <= query if layer.causal else jnp.ones((num_slots, num_slots), bool)

@@ -1,4 +1,4 @@
-"""Attention over gathered pages in plain XLA, in two layouts of a page: the reference that every platform can run."""
+"""Attention over gathered pages in plain XLA, for two layouts of a page. Every platform can run it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dspark_jax.speculators_common.numerics.rows import decode_rows, encode_rows
 
 @dataclasses.dataclass(frozen=True)
 class XlaAttention(AttentionBackend):
-    """What both layouts share: pages are gathered, then attended to as sets of keys."""
+    """The part that both layouts share: it gathers the pages of every row and attends to them as a `KeySet`."""
 
     head_major: ClassVar[bool]
 
@@ -28,7 +28,7 @@ class XlaAttention(AttentionBackend):
     def gathered(
         self, pools: LayerPools, page_table: Int32[Array, "B P"]
     ) -> tuple[Float[Array, "B _ _ hd"], Float[Array, "B _ _ hd"]]:
-        """Keys and values of every row in order of position, as `KeySet` has them."""
+        """Keys and values of every row in order of position, with the axes of `KeySet`."""
 
     def read(
         self, pools: LayerPools, page_table: Int32[Array, "B P"]
@@ -73,7 +73,10 @@ class XlaAttention(AttentionBackend):
 
 
 class XlaHeadMajor(XlaAttention):
-    """Keys `[pages, K, page, hd]` and values alike: whole heads lie together, which is what a CPU reads fastest."""
+    """One pool for keys and one for values, both `[pages, K, page, hd]`.
+
+    The positions of a head are contiguous in memory, which is the fastest order for a CPU to read.
+    """
 
     name = "xla-head-major"
     head_major = True
@@ -110,10 +113,10 @@ class XlaHeadMajor(XlaAttention):
 
 
 class XlaSlotMajor(XlaAttention):
-    """One pool `[pages, page, 2K, hd]` for keys and values, those of a head side by side: key 0, value 0, key 1, ...
+    """One pool for keys and values, `[pages, page, 2K, hd]`. They alternate by head: key 0, value 0, key 1, ...
 
-    Accelerators lay pools out like this around a loop, whatever order the program states, and so do the paged kernels
-    written for them.
+    XLA gives pools this order around a loop on accelerators, whatever order the program states. The paged attention
+    kernels for accelerators use it too.
     """
 
     name = "xla-slot-major"

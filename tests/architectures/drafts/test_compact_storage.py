@@ -1,4 +1,4 @@
-"""Compact drafts are made, saved and loaded bit for bit; files that do not fit are refused by name."""
+"""Compact drafts are made, saved and loaded bit for bit, and files that do not fit are refused by name."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def fresh(seed: int = 0, *, dtype: Any = jnp.float32, **settings: Any) -> dspark
 
 @pytest.fixture(scope="module")
 def target() -> LoadedTarget:
-    """A target of the recorded sizes: hidden 64, 199 ids, six layers."""
+    """A target with the sizes of the recorded drafts: hidden size 64, 199 token ids, six layers."""
     return load_target(DATA / "D_loop" / "target", jnp.float32)
 
 
@@ -269,6 +269,6 @@ def test_a_label_that_contradicts_is_refused(by_pipeline: bool, target: LoadedTa
 
 
 def tensors_of(draft: dspark_compact.CompactDraft) -> dict[str, np.ndarray]:
-    """The tensors of a draft as its file has them, float32."""
+    """The tensors of a draft as its file stores them, in float32."""
     recipes = compact_recipes(draft.config)
     return module_tensors(draft, recipes, {name: "float32" for recipe in recipes.values() for name in recipe.tensors})

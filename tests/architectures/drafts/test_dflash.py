@@ -1,5 +1,7 @@
-"""DFlash drafts of three libraries: told apart by what their files say, computed as an independent twin computes them,
-refused by tensor name.
+"""DFlash drafts of three libraries.
+
+The fields of a config tell the libraries apart. The states and logits are compared with a second implementation in this
+file. Unknown tensors are refused by name.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ def _loaded(config: dict[str, Any], target: LoadedTarget, folder: Path, **change
 
 
 def _outputs(draft: Any, target: LoadedTarget) -> tuple[np.ndarray, np.ndarray]:
-    """Slot states and base logits of one block after `CONTEXT` random context rows."""
+    """Slot states and base logits of one block after `CONTEXT` random context positions."""
     cache = KVCache(
         pages=KVPages.zeros(draft.kv_params(16), 1),
         page_table=jnp.zeros((1, 1), jnp.int32),
@@ -93,7 +95,7 @@ def test_nested_and_flat_files_are_the_same_draft(target: LoadedTarget, tmp_path
 
 
 def test_the_layout_comes_from_the_format_and_not_from_missing_heads(target: LoadedTarget, tmp_path: Path) -> None:
-    """All three have rank 0; only DeepSpec's is anchor-first."""
+    """All three have rank 0, but only DeepSpec's is anchor-first."""
     zlab = _loaded(zlab_config(), target, tmp_path / "z").module
     speculators = _loaded(speculators_dflash_config(), target, tmp_path / "s").module
     anchor_first = _loaded(speculators_dflash_config(sample_from_anchor=True), target, tmp_path / "a").module
@@ -106,9 +108,7 @@ def test_the_layout_comes_from_the_format_and_not_from_missing_heads(target: Loa
 
 
 def test_the_released_deepspec_dflash_config_parses() -> None:
-    """The published fields of `dflash_qwen3_4b_block7`: no Markov head, no confidence head, the proposal starts at the
-    anchor.
-    """
+    """The published fields of `dflash_qwen3_4b_block7`: no Markov head, no confidence head, anchor-first."""
     config = from_deepspec(
         {
             "architectures": ["Qwen3DSparkModel"],
@@ -158,9 +158,7 @@ def test_a_block_is_what_an_independent_twin_computes(
 
 
 def test_windows_are_counted_from_the_query_slot(target: LoadedTarget, tmp_path: Path) -> None:
-    """The same file read as a speculators draft counts them from the anchor: one row more at slot 0, and
-    other states.
-    """
+    """A speculators draft counts the same window from the anchor, so slot 0 sees one position more."""
     zlab = _loaded(zlab_config(**SLIDING), target, tmp_path / "z").module
     network = {**{name: QWEN3_NETWORK[name] for name in QWEN3_NETWORK}, **SLIDING}
     speculators = _loaded(speculators_dflash_config(transformer_layer_config=network), target, tmp_path / "s").module
@@ -169,7 +167,7 @@ def test_windows_are_counted_from_the_query_slot(target: LoadedTarget, tmp_path:
 
 
 class _Twin:
-    """The network in float64 numpy, one block, straight from the tensors."""
+    """A second implementation of the network for one block, in float64 numpy, directly from the tensors."""
 
     def __init__(self, fields: dict[str, Any]) -> None:
         self.kinds = fields.get("layer_types", ["full_attention"] * 2)
@@ -206,8 +204,9 @@ class _Twin:
         )
 
     def _visible(self, kind: str) -> np.ndarray:
-        """Slot k at position `CONTEXT + k` sees the keys within the window around it, those after it only in a block
-        that is not causal.
+        """Slot k is at position `CONTEXT + k`.
+
+        It sees the keys within the window around it. It sees keys after it only if the block is not causal.
         """
         sliding = kind == "sliding_attention"
         causal = sliding if self.is_causal is None else self.is_causal

@@ -1,6 +1,4 @@
-"""What a DeepSpec draft is given in each recorded round: ids of the block, positions, and the context that acceptance
-leaves.
-"""
+"""The inputs of a DeepSpec draft in each recorded round: block ids, positions, and the context after acceptance."""
 
 from __future__ import annotations
 
@@ -43,13 +41,13 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 @dataclasses.dataclass(frozen=True)
 class Recorded:
-    """One draft and its record."""
+    """One draft and the recorded tensors."""
 
     draft: Any
     expected: RecordedTensors
 
     def number(self, index: int, name: str) -> int:
-        """A recorded count of round `index`."""
+        """A recorded number of round `index`."""
         return int(self.expected[f"r{index}.{name}"][0])
 
 
@@ -61,7 +59,7 @@ def recorded(request: pytest.FixtureRequest, data_dir: Path) -> Recorded:
 
 
 def test_the_block_is_the_anchor_and_masks(recorded: Recorded) -> None:
-    """The rows of our block are those of the recorded ids, each embedded on its own."""
+    """The rows of our block are the embedding rows of the recorded ids."""
     draft = recorded.draft
     for index in ROUNDS:
         ids = recorded.expected[f"r{index}.draft_input_ids"]
@@ -72,7 +70,7 @@ def test_the_block_is_the_anchor_and_masks(recorded: Recorded) -> None:
 
 
 def test_context_and_block_stand_at_the_recorded_positions(recorded: Recorded) -> None:
-    """New context rows right before the anchor, and slot k at the anchor's position + k, in our angles too."""
+    """The new context is directly before the anchor, and slot k is k positions after it, also in our rotations."""
     draft = recorded.draft
     for index in ROUNDS:
         start, count = recorded.number(index, "start"), recorded.number(index, "num_new_context")
@@ -92,7 +90,7 @@ def test_context_and_block_stand_at_the_recorded_positions(recorded: Recorded) -
 
 
 def test_acceptance_leaves_its_drafts_and_one_more_row_of_context(recorded: Recorded) -> None:
-    """The verified rows of a round are the next round's new context: the anchor's and those of the accepted drafts."""
+    """The next round's new context is the anchor and the accepted drafts of the round before."""
     accepted = recorded.expected["accepted_after_round"]
     for index in ROUNDS[1:]:
         added = recorded.number(index, "num_new_context")

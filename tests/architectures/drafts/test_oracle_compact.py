@@ -1,4 +1,4 @@
-"""The compact draft against recorded numbers: two rounds of four ragged rows, and every pruning rule."""
+"""The compact draft against recorded values: two rounds of four rows of different lengths, and all rules of length."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_the_files_say_what_the_draft_is(case: Case) -> None:
 
 
 def test_taps_are_the_recorded_states_that_the_config_names(case: Case) -> None:
-    """Tap j is hidden state j of the target, and `"final"` the last one, after the final norm."""
+    """Tap j is the recorded hidden state j of the target, and `"final"` is the last one, after the final norm."""
     for index in range(ROUNDS):
         for row in range(ROWS):
             states = case.row(index, row, "target_hidden_all")
@@ -97,7 +97,7 @@ def test_logits_are_the_recorded_ones_before_and_after_the_sequence_head(case: C
 
 @pytest.mark.parametrize("name", ["markov", "rnn"])
 def test_the_round_that_a_user_runs_gives_the_recorded_values(name: str, data_dir: Path) -> None:
-    """XLA's ordinary optimisation; the other tests compile quickly."""
+    """With XLA's ordinary optimisation. The other tests use a level that compiles faster."""
     with ordinary_compilation():
         ordinary = recorded_case(data_dir / "H_compact" / name)
     for value in ("layer1.k_ctx", "layer1.out", "base_logits", "corrected_logits", "confidence_logits"):
@@ -150,7 +150,7 @@ def test_without_options_the_stored_thresholds_decide(case: Case) -> None:
 
 
 def test_the_threshold_of_a_request_holds_for_its_row_alone(case: Case) -> None:
-    """Row by row: 0.5 as in the recorded case, everything, the stored ones, nothing but slot 0."""
+    """The thresholds of the four rows: 0.5 as recorded, all drafts, those stored with the draft, slot 0 only."""
     recorded = case.expected["r0.proposal_length"]
     by_default, minimum = len(CASES) if case.name == "markov_sts" else 0, list(CASES).index("min_conf")
     lengths = case.draft.proposal_length(
@@ -185,7 +185,7 @@ def test_a_row_does_not_depend_on_its_neighbours_nor_on_the_order_of_its_context
 
 
 def _rows(case: Case, index: int, **options: Any) -> Any:
-    """`forward_rows` over the whole context of every row, lines padded with rows that must not be seen."""
+    """`forward_rows` over the whole context of every row, padded with values that must not be seen."""
     lengths = case.expected[f"r{index}.context_lengths"]
     lines = np.full((ROWS, lengths.max(), 3 * 64), 7, np.float32)
     for row, length in enumerate(lengths):

@@ -1,5 +1,6 @@
-"""Parts of the compact draft against recorded numbers, each on its recorded input: attention, the recurrent state,
-confidence and the choice of training rows.
+"""Parts of the compact draft against recorded values, each computed from its recorded input.
+
+The parts are attention, the recurrent state, the confidence, and the training rows.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 @dataclasses.dataclass(frozen=True)
 class Recorded:
-    """One draft and its record."""
+    """One draft and the recorded tensors."""
 
     draft: dspark_compact.CompactDraft
     expected: RecordedTensors
 
     def batch(self, index: int, name: str) -> np.ndarray:
-        """What all rows of round `index` have in one shape."""
+        """The recorded tensors of round `index` that have one entry per row."""
         return np.stack([self.expected[f"r{index}.row{row}.{name}"] for row in ROWS])
 
     def lines(self, index: int, name: str) -> np.ndarray:
-        """`[B, N, L, hd]` of the whole context, with large numbers beyond a row's own."""
+        """The whole context as `[B, N, L, hd]`, with large values beyond the length of a row."""
         rows = [self.expected[f"r{index}.row{row}.{name}"] for row in ROWS]
         length = max(row.shape[1] for row in rows)
         return np.stack(
@@ -55,7 +56,7 @@ def recorded(request: pytest.FixtureRequest, data_dir: Path) -> Recorded:
 
 @dataclasses.dataclass
 class Listening:
-    """A context that keeps what the attention over it gave."""
+    """A context that stores the results of the attention over it."""
 
     context: DenseContext
     attended: Any = None
@@ -70,7 +71,7 @@ class Listening:
 
 
 def test_attention_of_every_layer_is_the_recorded_one(recorded: Recorded) -> None:
-    """After its output projection, from the recorded context and the recorded input of the layer."""
+    """The attention after its output projection, from the recorded context and the recorded input of the layer."""
     for index in ROUNDS:
         lengths = recorded.expected[f"r{index}.context_lengths"]
         keys_values = tuple(
@@ -98,7 +99,7 @@ def test_attention_of_every_layer_is_the_recorded_one(recorded: Recorded) -> Non
 
 
 def test_the_recurrent_state_of_every_slot_is_the_recorded_one(recorded: Recorded) -> None:
-    """The state after the slot's update, the one that its bias uses; only one head has a state."""
+    """The state after the update of the slot, from which the bias of the slot is made. Only one head has a state."""
     head = recorded.draft.markov_head
     assert head is not None
     state = head.initial_state(len(ROWS))
@@ -126,7 +127,7 @@ def test_teacher_forced_confidence_is_the_recorded_one_before_the_sigmoid(record
 
 
 def test_anchors_and_contexts_of_training_are_those_that_we_allow(recorded: Recorded) -> None:
-    """Every recorded anchor is one of ours, and its context as long as ours."""
+    """Every recorded anchor is one that we allow, and its context is as long as ours."""
     expected = recorded.expected
     lengths, firsts = expected["train.seq_lens"], expected["train.resp_starts"]
     limit = int(expected["train.max_context"][0])

@@ -1,4 +1,4 @@
-"""Training of compact drafts against recorded rows, logits, loss terms and gradients."""
+"""Training of compact drafts against recorded training rows, logits, loss terms and gradients."""
 
 from __future__ import annotations
 
@@ -49,8 +49,9 @@ def test_training_rows_are_the_recorded_ones(case: Case) -> None:
 
 
 def test_the_context_ends_before_the_anchor(case: Case) -> None:
-    """The last context row of every anchor is the state at t - 1; the state at t, which would give the first label
-    away, is in none.
+    """The last context position of every anchor is t - 1.
+
+    The state at t would reveal the label of slot 0. It is in no context.
     """
     rows = _training(case)
     for row in range(ROWS):
@@ -64,7 +65,7 @@ def test_the_context_ends_before_the_anchor(case: Case) -> None:
 
 @pytest.fixture(scope="module")
 def trained(case: Case) -> dict[str, Any]:
-    """Training forward, loss and gradients on the recorded batch, whose padding holds junk."""
+    """Training forward pass, loss and gradients on the recorded batch, whose padding has arbitrary values."""
     expected = case.expected
     graphdef, params = nnx.split(case.draft, nnx.Param)
 

@@ -1,6 +1,4 @@
-"""DeepSpec's Qwen3 drafters against recorded outputs of the reference: four rounds of one sequence over one paged
-context cache.
-"""
+"""DeepSpec's Qwen3 drafts against outputs of the reference: four rounds of one sequence with one paged cache."""
 
 from __future__ import annotations
 
@@ -41,14 +39,14 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 @dataclasses.dataclass(frozen=True)
 class Replayed:
-    """One variant: its draft, what the reference recorded, and what our draft gives for each round."""
+    """One variant: the draft, the recorded tensors of the reference, and the results of our draft for each round."""
 
     draft: Any
     expected: dict[str, np.ndarray]
     rounds: list[dict[str, Any]]
 
     def assert_close(self, name: str) -> None:
-        """Our `name` of every round is the recorded one."""
+        """Check that our `name` of every round is the recorded one."""
         for index in ROUNDS:
             np.testing.assert_allclose(
                 self.rounds[index][name],
@@ -61,7 +59,7 @@ class Replayed:
 
 @pytest.fixture(scope="module")
 def target(data_dir: Path) -> LoadedTarget:
-    """The drafts bring their own tables; this target has the sizes that they state."""
+    """A target of the sizes that the drafts state. They have their own embedding and head."""
     return load_target(data_dir / "D_loop" / "target", jnp.float32)
 
 
@@ -73,7 +71,7 @@ def replayed(request: pytest.FixtureRequest, data_dir: Path, target: LoadedTarge
 def _replayed(folder: Path, target: LoadedTarget) -> Replayed:
     draft = load_draft(folder, target, jnp.float32).module
     expected = load_recorded(folder)
-    # Pages in an order that no formula gives: only the page table says where a position lives.
+    # Pages in an irregular order, so that only the page table says where a position is stored.
     cache = KVCache(
         pages=KVPages.zeros(draft.kv_params(PAGE_SIZE), NUM_PAGES),
         page_table=jnp.asarray([[3, 0, 5, 1, 4, 2]], jnp.int32),
@@ -93,7 +91,7 @@ def _replayed(folder: Path, target: LoadedTarget) -> Replayed:
             expected[f"r{index}.tf_tokens"],
         )
         results = {name: np.asarray(value)[0] for name, value in results.items()}
-        # What a padded context has beyond its rows means nothing.
+        # The values beyond the length of a padded context have no meaning.
         results["context_feature"] = results["context_feature"][:count]
         of_round = {name: value[:, :start] if name.endswith("_ctx") else value for name, value in results.items()}
         if not draft.config.enable_confidence_head:
@@ -105,7 +103,7 @@ def _replayed(folder: Path, target: LoadedTarget) -> Replayed:
 def _one_round(
     draft: Any, cache: KVCache, taps: Any, positions: Any, start: Any, anchor: Any, imposed: Any
 ) -> tuple[KVCache, dict[str, Any]]:
-    """A round over one paged cache, by the methods that the compiled round calls; every result has one row."""
+    """One round over a paged cache, by the methods that the compiled round calls. Every result has one row."""
     context = draft.project_target_hidden(taps)
     cache = draft.materialize_kv(context, RaggedBatch.rectangle(jnp.zeros_like(positions), positions), cache)
     cache = dataclasses.replace(cache, lengths=start)
@@ -143,7 +141,10 @@ def _one_round(
 
 
 def _padded(taps: np.ndarray) -> Any:
-    """Nine rows, whatever the round adds; the surplus rows are large, so that one stored by mistake is noticed."""
+    """The new context padded to nine tokens.
+
+    The padding has large values, so that a test fails if one is stored by mistake.
+    """
     return jnp.asarray(np.concatenate([taps, np.full((9 - len(taps), taps.shape[1]), 1e3, np.float32)]))
 
 
@@ -151,7 +152,7 @@ def _padded(taps: np.ndarray) -> Any:
 def test_the_round_that_a_user_runs_gives_the_reference_s_values(
     variant: str, data_dir: Path, target: LoadedTarget
 ) -> None:
-    """XLA's ordinary optimisation; the other tests compile quickly."""
+    """With XLA's ordinary optimisation. The other tests use a level that compiles faster."""
     with ordinary_compilation():
         ordinary = _replayed(data_dir / "A_deepspec_qwen3" / variant, target)
     for name in ("layer1.k_ctx", "layer1.out", "base_logits", "corrected_logits", "confidence_logits"):
@@ -163,7 +164,7 @@ def test_the_round_that_a_user_runs_gives_the_reference_s_values(
 
 
 def test_taps_are_the_recorded_states_that_the_config_names(replayed: Replayed) -> None:
-    """Tap j is hidden state j of the target, whose records hold all of them; features lie side by side in tap order."""
+    """Tap j is the recorded hidden state j of the target, and features are concatenated in the order of the taps."""
     for index in ROUNDS:
         states = replayed.expected[f"r{index}.target_hidden_all"]
         wanted = np.concatenate([states[tap] for tap in replayed.draft.config.taps], axis=-1)
@@ -220,7 +221,7 @@ def test_confidence_and_proposal_lengths_are_the_reference_s(replayed: Replayed)
 
 
 def test_row_batched_calls_over_ragged_rows_give_the_same_blocks(replayed: Replayed) -> None:
-    """Row b is round b: context lines of 9, 12, 13 and 19 positions, padded with rows that must not be seen."""
+    """Row b is round b: contexts of 9, 12, 13 and 19 positions, padded with values that must not be seen."""
     draft, expected = replayed.draft, replayed.expected
     starts = [results["start"] for results in replayed.rounds]
     context_kv = _context_lines(draft, expected, starts)

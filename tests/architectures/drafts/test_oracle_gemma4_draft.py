@@ -1,6 +1,4 @@
-"""DeepSpec's Gemma4 drafters against recorded outputs of the reference: four rounds of one sequence over one paged
-context cache.
-"""
+"""DeepSpec's Gemma 4 drafts against outputs of the reference: four rounds of one sequence with one paged cache."""
 
 from __future__ import annotations
 
@@ -35,14 +33,14 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 @dataclasses.dataclass(frozen=True)
 class Replayed:
-    """One variant: its draft, what the reference recorded, and what our draft gives for each round."""
+    """One variant: the draft, the recorded tensors of the reference, and the results of our draft for each round."""
 
     draft: Any
     expected: dict[str, np.ndarray]
     rounds: list[dict[str, Any]]
 
     def assert_close(self, name: str) -> None:
-        """Our `name` of every round is the recorded one."""
+        """Check that our `name` of every round is the recorded one."""
         for index in ROUNDS:
             np.testing.assert_allclose(
                 self.rounds[index][name],
@@ -55,7 +53,7 @@ class Replayed:
 
 @pytest.fixture(scope="module")
 def target(data_dir: Path) -> LoadedTarget:
-    """The drafts bring their own tables; this target has the sizes that they state."""
+    """A target of the sizes that the drafts state. They have their own embedding and head."""
     return load_target(data_dir / "D_loop" / "target", jnp.float32)
 
 
@@ -79,7 +77,7 @@ def _replayed(folder: Path, target: LoadedTarget) -> Replayed:
             name: expected[f"r{index}.{name}"] for name in ("start", "num_new_context", "context_taps", "tf_tokens")
         }
         start, count = int(given["start"][0]), int(given["num_new_context"][0])
-        # Nine rows, whatever the round adds; the surplus rows are large, so that one stored by mistake is noticed.
+        # Padded to nine tokens with large values, so that the test fails if one of them is stored by mistake.
         taps = np.concatenate(
             [given["context_taps"], np.full((9 - count, given["context_taps"].shape[1]), 1e3, np.float32)]
         )
@@ -87,7 +85,7 @@ def _replayed(folder: Path, target: LoadedTarget) -> Replayed:
         cache, results = one_round(
             cache, taps, positions, given["start"], expected["token_ids"][start : start + 1], given["tf_tokens"][None]
         )
-        # What a padded context has beyond its rows means nothing.
+        # The values beyond the length of a padded context have no meaning.
         results["context_feature"] = results["context_feature"][:count]
         rounds.append({name: value[:, :start] if name.endswith("_ctx") else value for name, value in results.items()})
     return Replayed(draft, expected, rounds)
@@ -134,7 +132,7 @@ def _one_round(
 
 
 def test_taps_are_the_recorded_states_that_the_config_names(replayed: Replayed) -> None:
-    """Tap j is hidden state j of the target, whose records hold all of them; features lie side by side in tap order."""
+    """Tap j is the recorded hidden state j of the target, and features are concatenated in the order of the taps."""
     for index in ROUNDS:
         states = replayed.expected[f"r{index}.target_hidden_all"]
         wanted = np.concatenate([states[tap] for tap in replayed.draft.config.taps], axis=-1)
@@ -166,7 +164,7 @@ def test_logits_are_the_reference_s_before_and_after_the_markov_bias(replayed: R
 
 
 def test_the_soft_cap_bounds_the_base_logits_alone(replayed: Replayed) -> None:
-    """States ten times as large push the base logits against the cap; the Markov bias comes on top, as it is."""
+    """With states ten times as large the base logits reach the cap. The Markov bias is added to them without a cap."""
     draft, results = replayed.draft, replayed.rounds[0]
     hidden = 10 * results["block_hidden"][None]
     base_logits = draft.compute_logits(hidden)
@@ -182,7 +180,7 @@ def test_the_soft_cap_bounds_the_base_logits_alone(replayed: Replayed) -> None:
 
 
 def test_the_round_that_a_user_runs_gives_the_recorded_values(data_dir: Path, target: LoadedTarget) -> None:
-    """XLA's ordinary optimisation; the other tests compile quickly."""
+    """With XLA's ordinary optimisation. The other tests use a level that compiles faster."""
     for variant in VARIANTS[:2]:
         with ordinary_compilation():
             ordinary = _replayed(data_dir / "B_deepspec_gemma4" / variant, target)
@@ -211,7 +209,7 @@ def test_confidence_and_proposal_lengths_are_the_reference_s(replayed: Replayed)
 
 
 def test_row_batched_calls_over_ragged_rows_give_the_same_blocks(replayed: Replayed) -> None:
-    """Row b is round b: context lines of growing length, padded with rows that must not be seen."""
+    """Row b is round b: contexts of growing length, padded with values that must not be seen."""
     draft, expected = replayed.draft, replayed.expected
     starts = [int(expected[f"r{index}.start"][0]) for index in ROUNDS]
     anchors = jnp.asarray(expected["token_ids"][starts])

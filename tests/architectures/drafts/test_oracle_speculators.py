@@ -1,8 +1,8 @@
-"""speculators-format drafts against recorded outputs of the library: every anchor of two batches, teacher-forced, and
-greedy blocks.
+"""Drafts in the speculators format against outputs of that library: every anchor of two batches, and greedy blocks.
 
-The library runs a packed sequence under one mask. Here every anchor is a row of its own, whose cache holds the rows of
-its document before it.
+The library runs a packed sequence under one mask. Here every anchor is a row, and the cache of the row holds the
+positions of its document before the anchor. Tests of base logits and confidence are teacher-forced: the token before
+every slot is given.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from tests.support.compilation import ordinary_compilation
 from tests.support.recorded_tensors import load_recorded
 from tests.support.tiny_checkpoints import TinyCheckpoint
 
-# Where embedding and head come from, by folder: the older layout stores both, the newer one a pruned head at most.
+# (origin of the embedding, origin of the head) by folder. The older layout stores both, the newer one at most a pruned
+# head.
 TABLES = {
     "pruned_anchor_full_vanilla": ("target", "own"),
     "pruned_noanchor_full_vanilla": ("target", "own"),
@@ -54,8 +55,9 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One folder: the draft, its target, and for both batches the recorded tensors and our block states, one row per
-    anchor.
+    """One recorded folder: the draft, its target, the recorded tensors, and our states of every block.
+
+    There are two batches. Our states have one row per anchor.
     """
 
     loaded: LoadedDraft
@@ -69,7 +71,7 @@ class Case:
 
     @property
     def slots(self) -> slice:
-        """The slots that propose a token."""
+        """The slots that propose a draft."""
         return slice(0, None) if self.draft.config.sample_from_anchor else slice(1, None)
 
     def anchors(self, batch: Batch) -> Any:
@@ -77,7 +79,7 @@ class Case:
         return jnp.asarray(np.pad(tokens, (0, ROWS - len(tokens))))
 
     def block_tokens(self, batch: Batch) -> np.ndarray:
-        """The data's tokens at the positions of each block, `[anchors, W]`."""
+        """The tokens of the data at the positions of each block, `[anchors, W]`."""
         ids, index = self.expected[f"{batch}.in.input_ids"], self.expected[f"{batch}.block_token_index"]
         return ids[np.minimum(index, len(ids) - 1)]
 
@@ -101,8 +103,9 @@ def _loaded(folder: Path) -> Case:
 
 
 def _context_rows(expected: dict[str, np.ndarray], batch: Batch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Taps `[LENGTH, mH]`, and positions `[ROWS, LENGTH]` and anchor positions `[ROWS]` of one row per anchor. A row
-    has the context of its document: strictly before the anchor, at positions that restart with the document.
+    """Taps `[LENGTH, mH]`, positions `[ROWS, LENGTH]` and anchor positions `[ROWS]`, with one row per anchor.
+
+    The context of a row is that of its document, strictly before the anchor. Positions start at 0 in every document.
     """
     taps, documents = expected[f"{batch}.in.hidden_states"], expected[f"{batch}.in.document_ids"]
     places, anchors = expected[f"{batch}.in.position_ids"], expected[f"{batch}.anchors"]
@@ -116,7 +119,7 @@ def _context_rows(expected: dict[str, np.ndarray], batch: Batch) -> tuple[np.nda
 
 
 def _hidden(case: Case, anchors: Any, taps: Any, positions: Any, lengths: Any) -> Any:
-    """Block states of one row per anchor."""
+    """The states of the block slots, with one row per anchor."""
     draft, pages_per_row = case.draft, LENGTH // PAGE_SIZE
     cache = KVCache(
         pages=KVPages.zeros(draft.kv_params(PAGE_SIZE), ROWS * pages_per_row),
@@ -130,9 +133,7 @@ def _hidden(case: Case, anchors: Any, taps: Any, positions: Any, lengths: Any) -
 
 
 def _corrected(draft: Any, base_logits: Any, previous: np.ndarray, hidden: Any) -> Any:
-    """Base logits plus the Markov bias of given previous tokens: the head stepped through every slot, as
-    training does.
-    """
+    """Base logits plus the Markov bias of the given previous tokens, for all slots from left to right."""
     head = draft.markov_head
     if head is None:
         return base_logits
@@ -144,7 +145,7 @@ def _corrected(draft: Any, base_logits: Any, previous: np.ndarray, hidden: Any) 
 
 
 def _all_logits(case: Case, batch: Batch) -> Any:
-    """Base logits of all slots, slot 0 of a fill-in draft included."""
+    """Base logits of all slots, including slot 0 of a fill-in draft."""
     hidden = case.hidden[batch]
     if not case.draft.config.sample_from_anchor:
         hidden = jnp.concatenate([jnp.zeros_like(hidden[:, :1]), hidden], axis=1)
@@ -152,9 +153,7 @@ def _all_logits(case: Case, batch: Batch) -> Any:
 
 
 def _previous(case: Case, batch: Batch) -> np.ndarray:
-    """Teacher forcing: the data's token before the one that each slot proposes; the anchor for slot 0 in both
-    layouts.
-    """
+    """The token of the data before the one that each slot proposes; for slot 0 the anchor, in both layouts."""
     tokens = case.block_tokens(batch)
     if not case.draft.config.sample_from_anchor:
         tokens = np.concatenate([tokens[:, :1], tokens[:, :-1]], axis=1)
@@ -171,7 +170,7 @@ def test_the_tables_that_a_file_lacks_are_the_target_s(case: Case, request: pyte
 
 
 def test_the_target_gives_the_recorded_taps_and_last_states(case: Case) -> None:
-    """Every document of both batches on its own, in one forward; the recorded last states are those before the norm."""
+    """Each document of both batches runs alone. The recorded last states are those before the final norm."""
     config, target = case.draft.config, case.target.module
     texts, wanted = [], []
     for batch in BATCHES:
@@ -208,7 +207,10 @@ def test_block_states_of_every_anchor_are_the_library_s(case: Case, batch: Batch
 
 @pytest.mark.parametrize("batch", BATCHES)
 def test_base_logits_of_every_anchor_are_the_library_s(case: Case, batch: Batch) -> None:
-    """Of every slot, also the one that a fill-in draft drops: a slot of nothing before it is dropped in its place."""
+    """The logits of all slots, including slot 0 of a fill-in draft.
+
+    For such a draft an empty slot is put before slot 0, so that the empty slot is dropped in its place.
+    """
     case.assert_close(_all_logits(case, batch), f"{batch}.base_logits")
 
 
@@ -221,8 +223,8 @@ def test_teacher_forced_logits_are_the_library_s(case: Case, batch: Batch) -> No
 @pytest.mark.parametrize("batch", BATCHES)
 def test_teacher_forced_confidence_is_the_library_s(case: Case, batch: Batch) -> None:
     tokens = np.pad(case.block_tokens(batch), ((0, ROWS - len(case.block_tokens(batch))), (0, 0)))
-    # Draft i is the data's token at position anchor + 1 + i. The last draft of a block precedes nothing, so any token
-    # stands in for it.
+    # Draft i is the token of the data at position anchor + 1 + i. No slot reads the last draft of a block, so any token
+    # may stand for it.
     proposed = (
         tokens[:, 1:]
         if not case.draft.config.sample_from_anchor
@@ -237,7 +239,7 @@ def test_teacher_forced_confidence_is_the_library_s(case: Case, batch: Batch) ->
 
 @pytest.mark.parametrize("batch", BATCHES)
 def test_confidence_of_every_slot_is_the_library_s(case: Case, batch: Batch) -> None:
-    """Of every slot, also the one that a fill-in draft drops, whose previous token is the anchor."""
+    """The confidence of all slots, including slot 0 of a fill-in draft. The token before that slot is the anchor."""
     head, markov = case.draft.confidence_head, case.draft.markov_head
     if head is None:
         assert f"{batch}.confidence_logits" not in case.expected
@@ -249,8 +251,9 @@ def test_confidence_of_every_slot_is_the_library_s(case: Case, batch: Batch) -> 
 
 @pytest.mark.parametrize("batch", BATCHES)
 def test_the_target_s_logits_over_the_draft_vocabulary_are_the_library_s(case: Case, batch: Batch) -> None:
-    """What training compares a slot with: the target's logits at the place before the token that the slot proposes,
-    from its last states before the norm.
+    """The target's logits that training compares the logits of a slot with.
+
+    They belong to the position before the token that the slot proposes, and are made from the states before the norm.
     """
     target, table = case.target.module, case.draft.draft_to_target
     states = case.expected[f"{batch}.in.verifier_last_hidden_states"]
@@ -264,7 +267,7 @@ def test_the_target_s_logits_over_the_draft_vocabulary_are_the_library_s(case: C
 
 
 def test_greedy_logits_of_every_slot_are_the_library_s(case: Case) -> None:
-    """Slot 0 of a fill-in draft included, by the recorded previous tokens."""
+    """The logits of all slots, including slot 0 of a fill-in draft, with the recorded previous tokens."""
     wanted = case.expected["single.greedy.prev_tokens"]
     previous = np.pad(wanted, ((0, ROWS - len(wanted)), (0, 0)))
     corrected = _corrected(case.draft, _all_logits(case, "single"), previous, case.hidden["single"])
@@ -287,8 +290,9 @@ def test_greedy_blocks_are_the_library_s(case: Case) -> None:
 
 @pytest.mark.parametrize("folder", ["full_noanchor_mixed_rnn", "pruned_anchor_sliding_gated"])
 def test_the_block_that_a_user_runs_gives_the_library_s_values(folder: str, data_dir: Path) -> None:
-    """XLA's ordinary optimisation; the other tests compile quickly. Context, block, chain and confidence in one
-    program.
+    """With XLA's ordinary optimisation. The other tests use a level that compiles faster.
+
+    Context, block, Markov chain and confidence are one program.
     """
     case = _loaded(data_dir / "C_speculators" / folder)
     draft = case.draft

@@ -1,6 +1,4 @@
-"""`DSparkSpeculatorsDraft` under its published interface: constructor arguments, methods, flags, and what it
-refuses.
-"""
+"""`DSparkSpeculatorsDraft`: published constructor arguments, methods and flags, and the arguments that it refuses."""
 
 from __future__ import annotations
 
@@ -51,7 +49,10 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
 def _draft(**changes: Any) -> DSparkSpeculatorsDraft:
-    """A draft whose parameters are drawn here: drawing them in the constructor compiles a program for each."""
+    """A draft with random parameters.
+
+    They are drawn here, because the constructor would compile one program for each.
+    """
     graphdef, abstract = nnx.split(nnx.eval_shape(lambda: DSparkSpeculatorsDraft(**{**ARGUMENTS, **changes})))
     rng = np.random.default_rng(0)
     draft: DSparkSpeculatorsDraft = nnx.merge(
@@ -61,7 +62,7 @@ def _draft(**changes: Any) -> DSparkSpeculatorsDraft:
 
 
 def _block(draft: DSparkSpeculatorsDraft) -> tuple[Any, Any]:
-    """(slot states, anchors) of a block over a context of three positions."""
+    """(slot states, anchors) of a block after a context of three positions."""
     anchors = jnp.asarray([3, 7], jnp.int32)
     return jax.jit(lambda: _block_states(draft, anchors))(), anchors
 
@@ -206,7 +207,7 @@ def test_the_flags_say_which_tables_are_its_own_and_the_others_are_the_target_s(
 
 @dataclasses.dataclass(frozen=True)
 class _Tables:
-    """Rows that repeat their id, and logits that are all 5."""
+    """A target whose embedding rows repeat the id, and whose logits are all 5."""
 
     def embed_tokens(self, ids: jax.Array) -> jax.Array:
         return jnp.broadcast_to(ids[..., None].astype(jnp.float32), (*ids.shape, 16))

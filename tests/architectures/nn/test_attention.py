@@ -1,6 +1,6 @@
-"""Every attention backend, and attention over a context without pages, against a loop over rows, heads and keys.
+"""Every attention backend, and attention over a dense context, against a loop over rows, heads and keys.
 
-A backend joins by being in `BACKENDS`: nothing here knows how one lays out its pages.
+The tests run for every backend in `BACKENDS`. They do not depend on the layout of its pages.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 @pytest.fixture(params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> AttentionBackend:
-    """Every backend, on the platform that names it."""
+    """Every backend, with the platform that names it."""
     platforms = [Platform.of(name) for name in ("cpu", "tpu", "gpu")]
     return attention_backend(next(platform for platform in platforms if platform.attention == request.param))
 
@@ -52,9 +52,7 @@ def _params(backend: AttentionBackend, **changes: Any) -> KVParams:
 
 
 def _filled(backend: AttentionBackend) -> tuple[KVCache, list[np.ndarray], list[np.ndarray]]:
-    """A cache with random rows at positions below LENGTHS and, per row, the keys and values that were written, `[K, P,
-    hd]`.
-    """
+    """A cache with random values at positions below LENGTHS, and the keys and values of each row, `[K, P, hd]`."""
     rng = np.random.default_rng(0)
     cache = KVCache(
         pages=KVPages.zeros(_params(backend), 12),
@@ -79,7 +77,7 @@ def _filled(backend: AttentionBackend) -> tuple[KVCache, list[np.ndarray], list[
 
 
 def _attend(query: np.ndarray, keys: np.ndarray, values: np.ndarray, visible: np.ndarray) -> np.ndarray:
-    """One query `[N, hd]` over keys `[K, S, hd]`."""
+    """The attention of one query `[N, hd]` over keys `[K, S, hd]`."""
     out = np.zeros_like(query)
     for head in range(HEADS):
         shared = head // (HEADS // KV_HEADS)
@@ -93,7 +91,7 @@ MASKS = [LayerMask(), LayerMask(causal=True), LayerMask(window=4), LayerMask(win
 
 
 def _check_block(context: BlockContext, keys: Any, values: Any, mask: LayerMask, origin: WindowOrigin) -> None:
-    """Every slot of a random block attends to what the masks let it see of the context and of the block."""
+    """Check every slot of a random block against attention over the keys that the masks allow it to see."""
     rng = np.random.default_rng(1)
     query = rng.normal(size=(ROWS, WIDTH, HEADS, HEAD_DIM)).astype(np.float32)
     block_keys, block_values = (rng.normal(size=(ROWS, WIDTH, KV_HEADS, HEAD_DIM)).astype(np.float32) for _ in range(2))
@@ -130,7 +128,7 @@ def test_block_slots_attend_to_their_context_and_their_block(
 def test_a_context_without_pages_is_seen_by_the_same_rules(
     mask: LayerMask, origin: WindowOrigin, softmax: SoftmaxForm
 ) -> None:
-    """As in training: rows of several lengths, padded on the left, at any absolute position."""
+    """As in training: contexts of several lengths, padded on the left, at any absolute positions."""
     _, keys, values = _filled(attention_backend(Platform.of("cpu")))
     longest, offset = max(LENGTHS), 100
     lines = [np.full((ROWS, KV_HEADS, longest, HEAD_DIM), 7, np.float32) for _ in range(2)]
@@ -196,7 +194,7 @@ def test_rows_that_share_a_page_read_the_same_content(backend: AttentionBackend)
 
 
 def test_pages_lead_with_the_page_axis_and_know_their_sizes(backend: AttentionBackend) -> None:
-    """Two layers of different geometry. Sizes are numbers of the program, not of an array: shapes alone give them."""
+    """Two layers of different geometry. The sizes are Python numbers, so shapes without arrays are enough."""
     params = _params(backend, num_layers=2, num_key_value_heads=(2, 1), head_dim=(8, 16))
     pages = jax.eval_shape(lambda: KVPages.zeros(params, 12))
     assert (pages.num_pages, pages.page_size) == (12, PAGE_SIZE)

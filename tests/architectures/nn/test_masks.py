@@ -1,4 +1,4 @@
-"""Every mask against a loop over (query, key) that spells the rule out."""
+"""Every mask against a loop over queries and keys that states the rule."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_context_rows_in_sight_of_each_slot(layer: LayerMask, origin: WindowOrig
 @pytest.mark.parametrize("origin", ORIGINS)
 @pytest.mark.parametrize("layer", LAYERS, ids=str)
 def test_context_rows_of_training_are_seen_by_their_absolute_position(layer: LayerMask, origin: WindowOrigin) -> None:
-    """Rows come in any order, with gaps and padding: what counts is where each one stands."""
+    """Context keys may come in any order, with gaps and padding. Only their positions count."""
     anchors = (7, 40, 3)
     positions = np.asarray([[-1, -1, 0, 3, 4, 5, 6], [39, 38, 36, 37, 35, -1, 2], [0, 1, 2, 3, 4, 5, 90]], np.int32)
     found = np.asarray(context_mask(jnp.asarray(anchors, jnp.int32), WIDTH, jnp.asarray(positions), layer, origin))
@@ -84,7 +84,7 @@ def test_a_row_without_context_sees_none() -> None:
 
 
 def test_the_two_origins_differ_by_one_at_slot_0_and_by_one_more_per_slot() -> None:
-    """The anchor-relative window shows one position more at slot 0 and k + 1 more at slot k."""
+    """A window from the anchor shows one position more than one from the slot at slot 0, and k + 1 more at slot k."""
     layer = LayerMask(window=8)
     by_anchor, by_query = (
         context_mask(jnp.asarray([12], jnp.int32), WIDTH, KEYS, layer, origin).sum(axis=-1) for origin in ORIGINS

@@ -1,4 +1,4 @@
-"""The flat ragged layout and the rectangle are two forms of one batch; padding of either kind is inert."""
+"""The packed and the rectangular batch are two layouts of the same tokens, and padding is inert in both."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
 def _flat(padding_token: int = 0) -> RaggedBatch:
-    """Row after row, padded to 12 tokens."""
+    """The tokens row after row, padded to 12."""
     row_of_token = np.repeat(np.arange(ROWS), LENGTHS)
     offsets = np.concatenate([[0], np.cumsum(LENGTHS)])
     positions = np.concatenate([start + np.arange(length) for start, length in zip(STARTS, LENGTHS, strict=True)])
@@ -50,7 +50,7 @@ def _tokens() -> np.ndarray:
 
 
 def _real(batch: RaggedBatch, per_token: Any) -> np.ndarray:
-    """What belongs to real tokens, in order of row and position."""
+    """The entries of tokens that are not inert, in order of row and position."""
     return np.asarray(per_token)[np.asarray(batch.positions) != PADDING_POSITION]
 
 

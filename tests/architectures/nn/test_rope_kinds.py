@@ -1,4 +1,4 @@
-"""Rotation frequencies of every RoPE type, against values worked out by hand."""
+"""Rotation frequencies of every RoPE type against values worked out by hand."""
 
 from __future__ import annotations
 
@@ -42,7 +42,10 @@ def test_llama3_scaling_keeps_fast_pairs_and_slows_slow_ones():
 
 
 def test_yarn_slows_the_slow_pairs_by_a_ramp_between_two_whole_pairs():
-    """Pair 23.6 turns 32 times over 32768 positions and pair 39.7 once: the ramp runs from pair 23 to pair 40."""
+    """The ramp is from pair 23 to pair 40.
+
+    Pair 23.6 makes 32 rotations over 32768 positions, and pair 39.7 makes one.
+    """
     kept = inverse_frequencies(YARN) / inverse_frequencies(DEFAULT)
     np.testing.assert_allclose(kept[:24], 1.0, rtol=1e-6)
     np.testing.assert_allclose(kept[40:], 0.25, rtol=1e-6)

@@ -1,4 +1,4 @@
-"""Rotary embedding against a float64 twin, written from the formulas with complex numbers."""
+"""Rotary embedding against a second implementation in float64, written with complex numbers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
 def _frequencies(rope: RopeConfig) -> np.ndarray:
-    """As the reference states llama3: by the wavelength of each pair, in three ranges."""
+    """The llama3 frequencies as the reference states them: by the wavelength of each pair, in three ranges."""
     plain = np.asarray([rope.theta ** (-2 * pair / rope.rotary_dim) for pair in range(rope.rotary_dim // 2)])
     if rope.kind == "linear":
         return plain / rope.factor
@@ -66,7 +66,7 @@ def test_frequencies(rope: RopeConfig) -> None:
 
 @pytest.mark.parametrize("rope", ROPES.values(), ids=ROPES)
 def test_rotation(rope: RopeConfig) -> None:
-    """Angles are float32, so what may be wrong grows with the position."""
+    """Angles are float32, so the allowed error grows with the position."""
     positions = np.asarray([0, 1, 2, 17, 500, 4096])
     x = np.random.default_rng(0).normal(size=(len(positions), 3, HEAD_DIM))
     found = np.asarray(rotate(jnp.asarray(x, jnp.float32), rotary_angles(jnp.asarray(positions, jnp.int32), rope)))
@@ -99,7 +99,7 @@ def test_scores_depend_on_the_distance_alone(rope: RopeConfig) -> None:
 
 
 def test_any_position_is_finite_and_the_dtype_stays() -> None:
-    """INV-17: beyond any stated maximum, and for padding; positions stay whole numbers up to 2^24."""
+    """Positions beyond any stated maximum and padding give finite values. Float32 is exact for positions up to 2^24."""
     positions = jnp.asarray([-1, 131_072, 10_000_000], jnp.int32)
     out = rotate(jnp.ones((3, 1, HEAD_DIM), jnp.bfloat16), rotary_angles(positions, LLAMA3))
     assert out.dtype == jnp.bfloat16

@@ -1,5 +1,6 @@
-"""What a token becomes does not depend, to the last bit, on how many tokens share its step: with it bfloat16 texts stay
-the target's own.
+"""The results of a token do not depend on the number of tokens in the step, bit for bit.
+
+So plain and speculative decoding produce the same text in bfloat16.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def test_attention(dtype: str, num_pages: int) -> None:
     ids=lambda layer: type(layer).__name__,
 )
 def test_layers(layer: Any) -> None:
-    """In bfloat16; a float32 product of one row is another kernel than that of several."""
+    """In bfloat16 only: XLA computes a float32 product of one row by another kernel than that of several rows."""
     rng = np.random.default_rng(0)
     graphdef, state = nnx.split(layer)
     call = jax.jit(lambda state, x: nnx.merge(graphdef, state)(x))

@@ -1,5 +1,7 @@
-"""One wrong field in a valid config: it has no influence, or means what the format says, or is refused by one message
-with file and field.
+"""Valid configs with one wrong field.
+
+The field has no influence, or it has the meaning that the format gives it, or the config is refused. A refusal is one
+message with the file and the field.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ few = settings(max_examples=5, suppress_health_check=[HealthCheck.too_slow])
 
 VALUES_PER_FIELD, BUILDS_PER_CONFIG = 6, 2
 REFUSED = object()
-ANY = object()  # a default that depends on other fields, or that no value states
+ANY = object()  # a default that depends on other fields, or that no value can express
 EVERYWHERE: dict[str, Any] = {
     "attention_bias": False,
     "attention_factor": ANY,
@@ -98,8 +100,8 @@ GEMMA: dict[str, Any] = {
     "head_dim": 256,
 }
 GEMMA |= {"max_position_embeddings": 131_072, "final_logit_softcapping": ANY}
-# Field -> what a file means that does not state it, wherever that is not what the file meant before. All other fields
-# must be stated.
+# Field -> its default, if a config that omits the field means something else than before. All other fields are
+# mandatory.
 DEFAULTS: dict[str, dict[str, Any]] = {
     "speculators dspark": {**SPECULATORS, **HEADS},
     "speculators dflash": SPECULATORS,
@@ -126,7 +128,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "_sliding_window_pattern": 6,
         "rope_theta": 1e6,
         "rope_local_base_freq": 1e4,
-        "rope_parameters": ANY,  # the old layout, every field of which has a default
+        "rope_parameters": ANY,  # without it the config has the old layout, in which every field has a default
     },
     "gemma4": {
         **GEMMA,
@@ -142,8 +144,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "model_type": ANY,
     },
 }
-# What else a message may name: the field that another position of a switch asks for, or that the stated value would
-# have decided.
+# Other fields that a message may name: a changed switch needs another field, or contradicts one.
 _LAYOUT = ("sample_from_anchor",)
 SWITCHES = {
     "attention_k_eq_v": ("num_key_value_heads", "num_global_key_value_heads"),
@@ -156,15 +157,16 @@ SWITCHES = {
 
 @pytest.fixture(scope="module", autouse=True)
 def _without_annotation_checks() -> Iterator[None]:
-    """What a user meets, who has no such checks; and ten times as fast."""
+    """Without run-time annotation checks, as for a user. This is also ten times as fast."""
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
 
 
 def outcome(raw: Raw, path: Path, original: Any) -> Any:
-    """The parsed config, or `REFUSED` by one line of readable length that names the file and the field at `path`, or
-    one below it.
+    """The parsed config, or `REFUSED` if the config is refused.
+
+    The message must be one line of readable length. It must name the file and the field at `path`, or a field below it.
     """
     try:
         return parsed(raw, entry_of_valid(raw, path, original))
@@ -189,7 +191,7 @@ def entry_of_valid(raw: Raw, path: Path, original: Any) -> Any:
 
 
 def is_same_type(value: Any, original: Any) -> bool:
-    """Whether JSON could hold `value` where it held `original`; a number field takes integers too."""
+    """Whether `value` has the JSON type of `original`. An integer counts as a number."""
     if isinstance(original, bool) or isinstance(value, bool):
         return isinstance(original, bool) and isinstance(value, bool)
     if isinstance(original, (int, float)):
@@ -198,7 +200,7 @@ def is_same_type(value: Any, original: Any) -> bool:
 
 
 def every_field(raw: Raw) -> list[tuple[Path, Any]]:
-    """Path and value of all that is stated; null states nothing."""
+    """Path and value of every field that is stated. A null field counts as not stated."""
     return [(path, value_at(raw, path)) for path in paths(raw) if value_at(raw, path) is not None]
 
 

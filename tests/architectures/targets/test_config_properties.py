@@ -1,5 +1,7 @@
-"""Every valid config of every family parses, whatever its spelling, describes a module whose parameters are exactly
-those of the weight table, and is written as it was read.
+"""Every valid config of every family, in all its spellings, parses to one record.
+
+The module that is built from it has exactly the parameters of the weight recipes. A draft's config is written as it was
+read.
 """
 
 from __future__ import annotations
@@ -44,9 +46,9 @@ WRITERS: dict[str, Any] = {
     "zlab dflash": to_zlab,
     "compact": to_compact,
 }
-# Every example of these runs several parses or a build: few are enough.
+# Each example of these tests parses several configs or builds a module, so few examples are enough.
 few = settings(max_examples=6, suppress_health_check=[HealthCheck.too_slow])
-# These only parse.
+# Each example of these tests only parses.
 many = settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])
 
 
@@ -83,9 +85,7 @@ def test_a_draft_is_written_as_it_was_read(family: str, data: st.DataObject) -> 
 
 
 def assert_read_back(config: DraftConfig, write: Any) -> None:
-    """What is written is read as the same draft, in every field that another file of it could state, and written again
-    as it was.
-    """
+    """Check that a written config is read as the same draft, and is written the same again."""
     written = json.loads(json.dumps(write(config)))
     again = parsed(written)
     assert again == config

@@ -1,4 +1,4 @@
-"""A layer of experts: both ways of computing it equal a loop over tokens, and no token depends on another."""
+"""The layer of experts: both ways of computing it equal a loop over tokens, and tokens do not influence each other."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_every_token_may_want_the_same_experts():
 
 @pytest.mark.parametrize("count", [1, 2, 3, TOKENS])
 def test_a_token_does_not_depend_on_the_others(count):
-    """1 and 2 tokens gather (fewer than 6 pairs), 3 and more run all experts."""
+    """1 and 2 tokens gather kernels (fewer than 6 pairs). 3 tokens and more run all experts."""
     experts, x = layer(), tokens()
     np.testing.assert_allclose(experts(x[:count]), experts(x)[:count], atol=1e-5)
 

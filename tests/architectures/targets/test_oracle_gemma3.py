@@ -1,4 +1,4 @@
-"""Gemma 3 against recorded outputs of transformers, and what it lends to drafts."""
+"""Gemma 3 against recorded outputs of transformers, and the embedding and head that drafts use."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def oracle(data_dir: Path) -> TargetOracle:
 
 
 class TestGemma3(TargetChecks):
-    """The recorded model: sliding and full layers, scaled full rotation, an attention scale that is not the head's."""
+    """The recorded model: sliding and full layers, a scaled full rotation, an attention scale other than hd ** -0.5."""
 
 
 def test_norms_multiply_by_one_plus_the_stored_gain(oracle: TargetOracle, data_dir: Path) -> None:
-    """Added when the norm runs: a sum that is kept instead has lost bits of the stored gain."""
+    """The one is added when the norm runs. A stored sum would have lost bits of the weight."""
     stored = load_file(data_dir / "E_targets" / "gemma3_text" / "model.safetensors")
     norms = {
         "model.norm.weight": oracle.target.norm,
@@ -44,7 +44,7 @@ def test_the_embedding_is_lent_raw_and_scaled_inside(oracle: TargetOracle, data_
 
 
 def test_the_window_and_the_scale_count(oracle: TargetOracle) -> None:
-    """The recorded text is longer than the window of 8, and the scale is 24 ** -0.5 in heads of 16."""
+    """The recorded text is longer than the window of 8, and the scale is 24 ** -0.5 with heads of 16."""
     config = oracle.target.config
     assert config.layer_windows == (8, 8, None, 8, 8, None)
     assert {layer.attention.scale for layer in oracle.target.layers} == {24**-0.5}

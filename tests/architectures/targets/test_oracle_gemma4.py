@@ -1,5 +1,7 @@
-"""Gemma 4 against recorded outputs of transformers: shared projections (12B), shared caches and per-layer inputs (E2B),
-multimodal layout.
+"""Gemma 4 against recorded outputs of transformers.
+
+The models have values that are keys (12B), shared keys and values and per-layer inputs (E2B), and the multimodal
+layout.
 """
 
 from __future__ import annotations
@@ -61,8 +63,9 @@ def test_layers_have_pools_of_their_own_geometry(data_dir: Path) -> None:
 
 
 def test_layers_that_share_keys_and_values_store_none(e2b: TargetOracle) -> None:
-    """The last two layers are full ones and read those of layer 1, the last full layer before them. Their feed-forward
-    part is twice as wide.
+    """The last two layers have full attention and read the keys and values of layer 1, the last full layer before them.
+
+    Their feed-forward part is twice as wide.
     """
     target = e2b.target
     assert target.kv_params(PAGE_SIZE).layer_shapes == ((2, 16), (2, 32), (2, 16), (2, 16))
@@ -72,7 +75,7 @@ def test_layers_that_share_keys_and_values_store_none(e2b: TargetOracle) -> None
 
 
 def test_a_layer_s_own_input_counts(e2b: TargetOracle) -> None:
-    """Without its gate the layer's output is another one: the recorded states cannot be met by chance."""
+    """Without the gate the output of the layer differs, so the recorded states test the layer's own input."""
     layer = e2b.target.layers[2]
     x = jnp.asarray(e2b.expected["hidden_states.2"]).reshape(-1, 64)
     inputs = e2b.target.per_layer_inputs(

@@ -30,7 +30,7 @@ def test_experts_are_where_the_config_says(oracle: TargetOracle) -> None:
 
 
 def test_a_row_decoded_alone_gathers_its_experts_and_says_the_same(oracle: TargetOracle) -> None:
-    """One token and two picks are fewer than four experts; the batches of the other tests run all experts."""
+    """One token has two pairs, fewer than the four experts. The batches of the other tests run all experts."""
     request = oracle.requests[1]
     (alone,) = oracle.generate(None, [request], batch_size=1)
     assert alone.output_ids == oracle.plain[1].output_ids

@@ -1,4 +1,4 @@
-"""INV-54: a target whose state cannot be rolled back is refused with the reason, before anything else is read."""
+"""A target with recurrent state is refused with the reason, before anything else is read."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""What a file means that leaves its rotation out in part, and the length that a stretched rotation serves: targets and
-drafts.
+"""The rotation of configs that state only parts of it, and the usable length with a scaled rotation.
+
+The tests cover targets and drafts.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 
 
 def parsed(folder: str, **changes: Any) -> Any:
-    """The config without its rotation and with some fields replaced, wherever they lie; `...` removes a field."""
+    """The config without its rotation and with some fields replaced at any depth; `...` removes a field."""
     raw = json.loads((DATA / folder / "config.json").read_text())
     nested = raw.get("transformer_layer_config", raw)
     for name in ROPE_NAMES:
@@ -106,7 +107,7 @@ def test_a_length_beyond_int32_is_refused() -> None:
 
 
 def test_a_yarn_file_may_state_a_share_of_the_usual_attention_factor() -> None:
-    """0.878 of 1.1386 is one: the model was trained without a scale."""
+    """0.878 times 1.1386 is one: the model was trained without an attention factor."""
     share = 0.8782488562869419
     rope = parsed(QWEN3, rope_parameters=YARN | {"rope_theta": 1e6, "attn_factor": share}).rope
     assert rope.attention_factor == pytest.approx(1.0, abs=1e-6)

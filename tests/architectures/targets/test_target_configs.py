@@ -1,6 +1,4 @@
-"""Target configs: layouts that mean the same parse to equal configs, and what a target cannot be is refused
-by field.
-"""
+"""Target configs: layouts with the same meaning parse to equal configs, and unsupported ones are refused by field."""
 
 from __future__ import annotations
 
@@ -38,7 +36,7 @@ def parsed(raw: dict[str, Any]) -> Any:
 
 
 def changed(raw: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """A copy with some fields replaced; `...` removes a field."""
+    """A copy of the config with some fields replaced; `...` removes a field."""
     return {name: value for name, value in (copy.deepcopy(raw) | changes).items() if value is not ...}
 
 

@@ -1,6 +1,4 @@
-"""The text model of a multimodal checkpoint: found in every layout, other towers skipped by name, nothing
-else skipped.
-"""
+"""The text model of a multimodal checkpoint is found in every layout. Only tensors of other towers are ignored."""
 
 from __future__ import annotations
 
@@ -78,7 +76,7 @@ def test_a_text_checkpoint_has_no_towers_to_skip(data_dir: Path, tmp_path: Path)
 
 
 def test_projections_of_layers_that_read_another_layer_s_cache_may_be_there(data_dir: Path, tmp_path: Path) -> None:
-    """Some files carry them; a layer that has a cache of its own must not lack them."""
+    """Some files store such projections. A layer that stores keys and values of its own must have them."""
     config, tensors = stored(data_dir / "E_targets" / E2B)
     surplus = {
         f"model.layers.5.self_attn.{name}.weight": np.ones((32, 64), np.float32)

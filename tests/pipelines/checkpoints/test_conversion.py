@@ -128,17 +128,17 @@ def test_converted_drafts_draft_what_the_reference_recorded(
     expected = load_recorded(source)
     converted(capsys, source, tmp_path / "speculators", "--to", "speculators")
     assert_recorded(tmp_path / "speculators", expected, target)
-    # A target that lends the very tables that the recorded draft has of its own.
-    lending = shutil.copytree(target, tmp_path / "target")
+    # A target with the same embedding and head that the recorded draft stores.
+    same_tables = shutil.copytree(target, tmp_path / "target")
     tables = {name: tensors_of(source)[name] for name in ("embed_tokens.weight", "lm_head.weight")}
     changed_tensors(
-        lending,
+        same_tables,
         lambda t: t.update(
             {"model.embed_tokens.weight": tables["embed_tokens.weight"], "lm_head.weight": tables["lm_head.weight"]}
         ),
     )
     changed_tensors(tmp_path / "speculators", lambda t: [t.pop(name) for name in tables])
-    converted(capsys, tmp_path / "speculators", tmp_path / "deepspec", "--to", "deepspec", "--target", lending)
+    converted(capsys, tmp_path / "speculators", tmp_path / "deepspec", "--to", "deepspec", "--target", same_tables)
     assert_recorded(tmp_path / "deepspec", expected, target)
     assert_same_bits(tensors_of(source), tensors_of(tmp_path / "deepspec"))
 
@@ -149,8 +149,8 @@ def test_tables_and_depth_that_the_draft_lacks_are_the_targets(data_dir: Path, t
     finished = converted(capsys, draft, tmp_path / "out", "--to", "deepspec", "--target", verifier)
     assert "embed_tokens.weight: taken from the target\n" in finished.err
     assert "lm_head.weight: taken from the target\n" in finished.err
-    written, stored, lent = tensors_of(tmp_path / "out"), tensors_of(draft), tensors_of(verifier)
-    tables = {"embed_tokens.weight": lent["model.embed_tokens.weight"], "lm_head.weight": lent["lm_head.weight"]}
+    written, stored, target = tensors_of(tmp_path / "out"), tensors_of(draft), tensors_of(verifier)
+    tables = {"embed_tokens.weight": target["model.embed_tokens.weight"], "lm_head.weight": target["lm_head.weight"]}
     assert_same_bits(written, {**stored, **tables})
     assert json_of(tmp_path / "out")["num_target_layers"] == 6
     assert json_of(tmp_path / "out")["target_layer_ids"] == [0, 2, 4]
