@@ -126,15 +126,16 @@ def main() -> None:
         page_table=jnp.zeros((1, 1), jnp.int32),
         lengths=jnp.zeros((1,), jnp.int32),
     )
-    ids, end = jnp.zeros((LENGTH,), jnp.int32).at[: len(prompt)].set(prompt), jnp.asarray(len(prompt) - 1)
-    drafts, start, rounds = jnp.full((1, BLOCK), VOCAB - 1, jnp.int32), jnp.asarray(0), []
+    ids, end = jnp.zeros((LENGTH,), jnp.int32).at[: len(prompt)].set(prompt), jnp.asarray(len(prompt) - 1, jnp.int32)
+    drafts, start, rounds = jnp.full((1, BLOCK), VOCAB - 1, jnp.int32), jnp.asarray(0, jnp.int32), []
     while end + 1 < len(prompt) + new_tokens:
         ids, after, drafts, cache, accepted = speculate(model, draft, ids, start, end, drafts, cache)
         start, end = after, after
         rounds.append(int(accepted) + 1)
     plain, total = jnp.zeros((LENGTH,), jnp.int32).at[: len(prompt)].set(prompt), len(prompt) + new_tokens
+    predict = nnx.jit(lambda model, ids, last: model(ids[None])[0, last].argmax())
     for length in range(len(prompt), total):
-        plain = plain.at[length].set(nnx.jit(Model.__call__)(model, plain[None])[0, length - 1].argmax())
+        plain = plain.at[length].set(predict(model, plain, jnp.asarray(length - 1)))
     same = bool(jnp.array_equal(ids[:total], plain[:total]))
     print(
         f"{new_tokens} tokens in {len(rounds)} rounds, tau {sum(rounds) / len(rounds):.2f}, equal to plain decoding: "
