@@ -23,8 +23,12 @@ KeyPath = tuple[Any, ...]
 _BITS = np.dtype(np.uint16)
 
 
-def flat_parameters(module: nnx.Module | nnx.State) -> dict[str, tuple[KeyPath, nnx.Variable]]:
-    """Dotted path -> (key path, variable) of every parameter, in the order of the module."""
+def flat_parameters(module: Any) -> dict[str, tuple[KeyPath, nnx.Variable]]:
+    """Dotted path -> (key path, variable) of every parameter, in the order of the module.
+
+    `module` is an `nnx.Module` or its `nnx.State`. It is not annotated as such: the run-time checks of the tests refuse
+    how Flax declares `State`.
+    """
     state = nnx.state(module) if isinstance(module, nnx.Module) else module
     return {".".join(str(key) for key in path): (path, variable) for path, variable in nnx.to_flat_state(state)}
 
@@ -49,7 +53,7 @@ def parameter_values(parameter: nnx.Variable) -> np.ndarray:
     return values.T if isinstance(parameter, OutputMajorKernel) else values
 
 
-def parameter_axes(module: nnx.Module | nnx.State, recipes: Mapping[str, Recipe]) -> dict[str, Axes]:
+def parameter_axes(module: Any, recipes: Mapping[str, Recipe]) -> dict[str, Axes]:
     """Dotted path -> names of the stored axes of every parameter, in storage order."""
     return {
         path: recipes[path].axes[::-1] if isinstance(variable, OutputMajorKernel) else recipes[path].axes
