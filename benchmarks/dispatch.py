@@ -1,5 +1,4 @@
-"""The cost of calling the round: the project's entry (flat leaves, graph definition closed over) and other ways to pass
-a model.
+"""What calling the round costs, by the way in which the model is passed; the project passes flat leaves.
 
 The decoder has as many arrays as a real one but very little arithmetic, so that the host's share of a call dominates.
 """

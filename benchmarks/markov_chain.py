@@ -1,6 +1,4 @@
-"""What the Markov chain costs: the unrolled slots after the block pass, by size of its tables, dtype and kind of
-argmax.
-"""
+"""What the Markov chain of a block costs, by size of its tables, dtype and kind of argmax."""
 
 from __future__ import annotations
 

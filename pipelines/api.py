@@ -34,14 +34,15 @@ from dspark_jax.pipelines.generation_result import GenerationResult, OnPiece, Ou
 from dspark_jax.pipelines.requests import PromptFormat, RequestMaker
 from dspark_jax.pipelines.speculative.default_drafts import default_drafts
 from dspark_jax.pipelines.speculative.engine import Engine, plan_of
-from dspark_jax.pipelines.speculative.generation import Generation, GenerationFields, Request
+from dspark_jax.pipelines.speculative.generation import Generation, GenerationFields, Request, is_integer, is_number
 from dspark_jax.pipelines.speculative.sizes import EngineOptions, EnginePlan, drafts_per_round
 from dspark_jax.pipelines.text.prompts import Prompt
-from dspark_jax.speculators_common.errors import RequestError
+from dspark_jax.speculators_common.errors import DSparkError, RequestError
 from dspark_jax.speculators_common.formats.choice import Choice
 from dspark_jax.speculators_common.formats.draft_config import DraftOverrides
 
 __all__ = [
+    "DSparkError",
     "Generation",
     "GenerationResult",
     "OnPiece",
@@ -222,8 +223,11 @@ class Pipeline:
         run on the device before the host reads their tokens, which is faster. Raises `RequestError` for prompts and
         options that cannot be served, before any request runs.
         """
-        if changes.get("stop_ids") is not None:
-            changes["stop_ids"] = tuple(changes["stop_ids"] or ())
+        stop_ids = changes.get("stop_ids")
+        if stop_ids is not None:
+            if not isinstance(stop_ids, Sequence) or isinstance(stop_ids, str):
+                raise RequestError(field="stop_ids", found=stop_ids, allowed="a list of token ids")
+            changes["stop_ids"] = tuple(stop_ids)
         asked = dataclasses.replace(generation or Generation(), **changes)  # type: ignore[arg-type]
         requests = self.requests(prompts, asked, prompt_format)
         done = dict(self.run(requests, stream=stream))
@@ -257,12 +261,14 @@ def _check_arguments(
     draft: Path | str | None, num_speculative_tokens: int | None, overrides: DraftOverrides, batch_size: int
 ) -> None:
     """Raise `RequestError` for what is wrong without knowing the files, such as a draft option without a draft."""
-    if batch_size < 1:
+    if not is_integer(batch_size) or batch_size < 1:
         raise RequestError(field="batch_size", found=batch_size, allowed="1 or more")
-    if num_speculative_tokens is not None and (
-        not isinstance(num_speculative_tokens, int) or isinstance(num_speculative_tokens, bool)
-    ):
+    if num_speculative_tokens is not None and not is_integer(num_speculative_tokens):
         raise RequestError(field="num_speculative_tokens", found=num_speculative_tokens, allowed="an integer")
+    if not isinstance(overrides.sample_from_anchor, bool | None):
+        raise RequestError(field="sample_from_anchor", found=overrides.sample_from_anchor, allowed="true or false")
+    if overrides.partial_rotary_factor is not None and not is_number(overrides.partial_rotary_factor):
+        raise RequestError(field="partial_rotary_factor", found=overrides.partial_rotary_factor, allowed="a number")
     draft_options: Mapping[str, object] = {
         "num_speculative_tokens": num_speculative_tokens,
         **dataclasses.asdict(overrides),
@@ -276,7 +282,7 @@ def _max_seq_len(asked: int | None, target_config: TargetConfig) -> int:
     longest = target_config.max_position_embeddings
     if asked is None:
         return min(longest, DEFAULT_MAX_SEQ_LEN)
-    if not 2 <= asked <= longest:
+    if not is_integer(asked) or not 2 <= asked <= longest:
         raise RequestError(
             field="max_seq_len",
             found=asked,

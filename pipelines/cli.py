@@ -11,12 +11,14 @@ import contextlib
 import importlib
 import io
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Any, NoReturn
 
-from dspark_jax.speculators_common.errors import DSparkError
+from dspark_jax.speculators_common.errors import DSparkError, cut_message
 from dspark_jax.speculators_common.version import version
 
 # name -> (module, its line in `dspark --help`)
@@ -39,7 +41,7 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Exit with one line, as for every other bad input, instead of argparse's usage text."""
-        self.exit(BAD_INPUT, f"dspark: error: {' '.join(message.splitlines())}\n")
+        self.exit(BAD_INPUT, f"dspark: error: {_line(message)}\n")
 
 
 class _Version(argparse.Action):
@@ -57,20 +59,55 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        status = _run(arguments)
-        sys.stdout.flush()
-        return status
+        with _ended_by_signals(), _some_stdout():
+            status = _run(arguments)
+            sys.stdout.flush()
+            return status
     except DSparkError as error:
-        print(f"dspark: error: {' '.join(str(error).splitlines())}", file=sys.stderr)
+        print(f"dspark: error: {_line(str(error))}", file=sys.stderr)
         return BAD_INPUT
     except BrokenPipeError:
         _discard_stdout()
         return BROKEN_PIPE
     except OSError as error:  # a path that the system refuses, for example because it is too long
-        print(f"dspark: error: {error.filename or 'input or output'}: {error.strerror or error}", file=sys.stderr)
+        message = f"{error.filename or 'input or output'}: {error.strerror or error}"
+        print(f"dspark: error: {_line(message)}", file=sys.stderr)
         return BAD_INPUT
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+def _line(message: str) -> str:
+    """The message as one line of bounded length."""
+    return cut_message(" ".join(message.splitlines()))
+
+
+@contextlib.contextmanager
+def _some_stdout() -> Iterator[None]:
+    """The null device as stdout, if the caller closed stdout: then Python has none."""
+    if sys.stdout is not None:
+        yield
+        return
+    with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing):
+        yield
+
+
+@contextlib.contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the body as exceptions do, so that what it has half written is removed."""
+
+    def leave(number: int, _: object) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    if threading.current_thread() is not threading.main_thread():  # others cannot set a handler
+        numbers = []
+    before = {number: signal.signal(number, leave) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _run(arguments: Sequence[str]) -> int:

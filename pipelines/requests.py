@@ -49,8 +49,8 @@ class RequestMaker:
         generation = generation or Generation()
         if generation.stop_ids is None:
             generation = dataclasses.replace(generation, stop_ids=self.stop_ids)
-        check_threshold(generation.confidence_threshold, self.draft)
         self.plan.check_generation(generation)
+        check_threshold(generation.confidence_threshold, self.draft)
         given = as_prompts(prompts)
         return [
             self._request(prompt, generation, prompt_format or PromptFormat(), _name(index, len(given), names))

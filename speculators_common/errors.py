@@ -42,7 +42,7 @@ class DSparkError(ValueError):
     ) -> None:
         self.file, self.field, self.found, self.allowed = str(file), field, found, allowed
         self.detail = detail or _detail(found, allowed)
-        super().__init__(_cut(": ".join(part for part in (self.file, field, self.detail) if part)))
+        super().__init__(cut_message(": ".join(part for part in (self.file, field, self.detail) if part)))
 
     def at(self: AnyError, place: str) -> AnyError:
         """The same error with `place` in front of its file, for example the line of a prompts file."""
@@ -109,7 +109,7 @@ def _detail(found: object, allowed: object) -> str:
     return what + (f", allowed {allowed}" if str(allowed) else "")
 
 
-def _cut(message: str) -> str:
+def cut_message(message: str) -> str:
     """`message`, cut in the middle to at most `_MAX_MESSAGE` characters."""
     if len(message) <= _MAX_MESSAGE:
         return message

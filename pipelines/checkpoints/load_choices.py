@@ -53,6 +53,7 @@ def load_choices(
     caller did not state it.
     """
     num_rows, stops = plan.options.batch_size, target.stop_ids
+    declared = stop_tokens(target.checkpoint, target.tokenizer, target.config.vocab_size)
     rows = f"{num_rows} row{'s' if num_rows > 1 else ''} of {plan.options.max_seq_len} positions"
     return (
         _choice("target", _model(target.module, target.config.architecture), str(target.checkpoint.path), "--target"),
@@ -64,7 +65,7 @@ def load_choices(
         _choice(
             "stop_ids",
             ", ".join(map(str, stops)) or "none",
-            stop_reason(stop_tokens(target.checkpoint, target.tokenizer)) or "the model declares none",
+            stop_reason(declared) or "the model declares none",
             "--stop-ids",
         ),
     )

@@ -130,7 +130,7 @@ def prepare_target(path: Path | str, dtype: DTypeLike) -> PreparedTarget:
         config=config,
         checkpoint=checkpoint,
         tokenizer=tokenizer,
-        stop_ids=stop_ids(checkpoint, tokenizer),
+        stop_ids=stop_ids(checkpoint, tokenizer, config.vocab_size),
     )
 
 

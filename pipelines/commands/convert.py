@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import Any
 
-from dspark_jax.pipelines.commands.arguments import TARGET_METAVAR
+from dspark_jax.pipelines.commands.arguments import TARGET_METAVAR, path_name
 from dspark_jax.speculators_common.formats.conversions import FORMATS
 from dspark_jax.speculators_common.formats.draft_config import DraftOverrides
 
@@ -32,12 +32,13 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("source", metavar="SRC", help="a draft: a directory or a Hugging Face id")
-    parser.add_argument("destination", metavar="DST", help="a directory that does not exist yet")
+    parser.add_argument("source", metavar="SRC", type=path_name, help="a draft: a directory or a Hugging Face id")
+    parser.add_argument("destination", metavar="DST", type=path_name, help="a directory that does not exist yet")
     parser.add_argument("--to", required=True, choices=tuple(FORMATS), help="the format of DST")
     parser.add_argument(
         "--target",
         metavar=TARGET_METAVAR,
+        type=path_name,
         help=(
             "the draft's target, which supplies what SRC lacks and DST needs: to deepspec its depth, and embedding "
             "and head where SRC stores none"

@@ -168,6 +168,8 @@ def _read_prompts(args: argparse.Namespace) -> Iterator[_Prompt]:
 
 
 def _stdin_text() -> str:
+    if sys.stdin is None:
+        raise RequestError("found a closed stdin, allowed text", field="--prompt -", allowed="text")
     try:
         return sys.stdin.read()
     except UnicodeDecodeError as error:

@@ -6,7 +6,7 @@ import dataclasses
 import math
 
 from dspark_jax.architectures.nn.attention.kv_params import KVParams
-from dspark_jax.pipelines.speculative.generation import Generation, Request
+from dspark_jax.pipelines.speculative.generation import Generation, Request, is_integer, is_number
 from dspark_jax.speculators_common.errors import RequestError
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig
 
@@ -37,7 +37,7 @@ def drafts_per_round(draft: DraftConfig | None, asked: int | None) -> int:
         return 0
     if asked is None:
         return draft.max_drafts
-    if not isinstance(asked, int) or isinstance(asked, bool) or not 1 <= asked <= draft.max_drafts:
+    if not is_integer(asked) or not 1 <= asked <= draft.max_drafts:
         where = f"{draft.source}: " if draft.source else ""
         raise RequestError(
             field="num_speculative_tokens",
@@ -154,23 +154,23 @@ class EnginePlan:
         """Raise `RequestError` for options that are out of range, whatever the prompt."""
         stops, threshold = generation.stop_ids or (), generation.confidence_threshold
         ids, most = f"ids 0..{self.vocab_size - 1}", self.options.max_stop_ids
-        if generation.max_new_tokens < 1:
+        if not is_integer(generation.max_new_tokens) or generation.max_new_tokens < 1:
             raise RequestError(field="max_new_tokens", found=generation.max_new_tokens, allowed="1 or more")
         if len(stops) > most:
             allowed = f"at most {most}"
             raise RequestError(
                 f"found {len(stops)} ids, allowed {allowed}", field="stop_ids", found=stops, allowed=allowed
             )
-        if any(not 0 <= token < self.vocab_size for token in stops):
+        if any(not is_integer(token) or not 0 <= token < self.vocab_size for token in stops):
             raise RequestError(field="stop_ids", found=stops, allowed=ids)
-        if not 0 <= threshold <= 1:
+        if not is_number(threshold) or not 0 <= threshold <= 1:
             raise RequestError(field="confidence_threshold", found=threshold, allowed="0..1")
 
     def check(self, request: Request) -> None:
         """Raise `RequestError` for a request that cannot be served."""
         self.check_generation(request.generation)
         length = len(request.prompt_ids)
-        outside = [token for token in request.prompt_ids if not 0 <= token < self.vocab_size]
+        outside = [token for token in request.prompt_ids if not is_integer(token) or not 0 <= token < self.vocab_size]
         faults = [
             (not length, "no tokens", "at least one token"),
             (bool(outside), f"token id {outside[:1]}", f"ids 0..{self.vocab_size - 1}"),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dspark_jax.pipelines.checkpoint_data import Checkpoint
 from dspark_jax.pipelines.text.tokenizer import Tokenizer
-from dspark_jax.speculators_common.errors import field_error
+from dspark_jax.speculators_common.errors import field_error, shown
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -17,14 +17,19 @@ class StopToken:
 
     id: int
     sources: tuple[str, ...]  # the files, or the field of the tokenizer, that declare it
+    is_in_vocabulary: bool = True  # otherwise the model cannot say it, and it is left out
 
 
-def stop_tokens(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> tuple[StopToken, ...]:
+def stop_tokens(
+    checkpoint: Checkpoint, tokenizer: Tokenizer | None, vocab_size: int | None = None
+) -> tuple[StopToken, ...]:
     """The stop tokens of a model: the declared ids and the tokenizer's `eos_token`; empty if there are none.
 
     The declared ids are `eos_token_id` of generation_config.json, else of config.json, else of its `text_config`. Many
     models declare only the end of text there, while `eos_token` is the end of a turn, or the other way round; so both
-    are stop tokens. Raises `CheckpointError` for an `eos_token_id` that is not an id or a list of ids.
+    are stop tokens. Ids of `vocab_size` and more are marked.
+
+    Raises `CheckpointError` for an `eos_token_id` that is not an id or a list of ids.
     """
     sources: dict[int, list[str]] = {}
     for token, source in _declared(checkpoint):
@@ -32,25 +37,30 @@ def stop_tokens(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> tuple[St
             sources[token].append(source)
     if tokenizer is not None and tokenizer.eos_id is not None:
         sources.setdefault(tokenizer.eos_id, []).append(f"eos_token {tokenizer.eos_token!r} of the tokenizer")
-    return tuple(StopToken(id=token, sources=tuple(names)) for token, names in sources.items())
+    return tuple(
+        StopToken(id=token, sources=tuple(names), is_in_vocabulary=vocab_size is None or token < vocab_size)
+        for token, names in sources.items()
+    )
 
 
-def stop_ids(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> tuple[int, ...]:
-    """The ids of `stop_tokens`."""
-    return tuple(token.id for token in stop_tokens(checkpoint, tokenizer))
+def stop_ids(checkpoint: Checkpoint, tokenizer: Tokenizer | None, vocab_size: int | None = None) -> tuple[int, ...]:
+    """The ids of `stop_tokens` that are in the vocabulary."""
+    return tuple(token.id for token in stop_tokens(checkpoint, tokenizer, vocab_size) if token.is_in_vocabulary)
 
 
 def stop_reason(tokens: Sequence[StopToken]) -> str:
     """The sources of the ids as text: `1, 106: config.json; 107: eos_token '</s>' of the tokenizer`.
 
-    If all ids have the same sources, the ids are left out. Empty for no tokens.
+    If all ids have the same sources, the ids are left out. Ids beyond the vocabulary are named, since no text ends by
+    them. Empty for no tokens.
     """
-    groups: dict[tuple[str, ...], list[str]] = {}
+    groups: dict[str, list[str]] = {}
     for token in tokens:
-        groups.setdefault(token.sources, []).append(str(token.id))
-    if len(groups) == 1:
-        return " and ".join(tokens[0].sources)
-    return "; ".join(f"{', '.join(ids)}: {' and '.join(sources)}" for sources, ids in groups.items())
+        beyond = "" if token.is_in_vocabulary else ", not used, as it is beyond the vocabulary"
+        groups.setdefault(" and ".join(token.sources) + beyond, []).append(shown(token.id))
+    if len(groups) == 1 and tokens[0].is_in_vocabulary:
+        return next(iter(groups))
+    return "; ".join(f"{', '.join(ids)}: {sources}" for sources, ids in groups.items())
 
 
 def _declared(checkpoint: Checkpoint) -> Iterator[tuple[int, str]]:

@@ -44,8 +44,10 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "use_bidirectional_attention": (False,),
     "use_mrope": (False,),
 }
-# Names for which the value 1 changes nothing, and names for which the value false changes nothing.
-_FACTORS = re.compile(r"(scale|scaling|multiplier|temperature)s?$")
+# Names for which the value 1 changes nothing, and names for which the value false changes nothing. A factor of
+# attention scores is none of the first: it stands for 1 / sqrt(head_dim). A negated name is none of the second.
+_FACTORS = re.compile(r"^(?!.*(attention|attn|softmax|query|qk)).*(scale|scaling|multiplier|temperature)s?$")
+_NEGATED = re.compile(r"(^|_)(no|non|not|without|disable|disabled|remove|removed|skip|drop|omit)_")
 _SWITCHES = re.compile(r"bias|^(use|enable|add)_.*(window|swa|sliding|sink|multiplier|scaling|clip)")
 
 
@@ -97,7 +99,7 @@ def _is_neutral(path: str, value: object, known: Mapping[str, tuple[object, ...]
     if value in ({}, []) or any(type(value) is type(same) and value == same for same in known.get(name, ())):
         return True
     if isinstance(value, bool):
-        return not value and _SWITCHES.search(name) is not None
+        return not value and _SWITCHES.search(name) is not None and _NEGATED.search(name) is None
     is_number = isinstance(value, (int, float))
     return is_number and value == 1 and (1 in known.get(name, ()) or _FACTORS.search(name) is not None)
 

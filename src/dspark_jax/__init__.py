@@ -1,7 +1,8 @@
 """DSpark speculative decoding for JAX.
 
-`load` opens a (target, draft) pair as a `Pipeline`; its results are `GenerationResult`s. The names are resolved on
-first use, so that importing one room (`dspark_jax.architectures...`) does not import the pipelines above it.
+`load` opens a (target, draft) pair as a `Pipeline`; its results are `GenerationResult`s, its errors `DSparkError`s. The
+names are resolved on first use, so that importing one room (`dspark_jax.architectures...`) does not import the
+pipelines above it.
 """
 
 from __future__ import annotations
@@ -10,11 +11,19 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dspark_jax.pipelines.api import GenerationResult, Pipeline, load
+    from dspark_jax.pipelines.api import DSparkError, Generation, GenerationResult, Pipeline, PromptFormat, load
 
     __version__: str
 
-__all__ = ["GenerationResult", "Pipeline", "__version__", "load"]
+__all__ = [
+    "DSparkError",
+    "Generation",
+    "GenerationResult",
+    "Pipeline",
+    "PromptFormat",
+    "__version__",
+    "load",
+]
 
 
 def __getattr__(name: str) -> Any:

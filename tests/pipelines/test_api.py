@@ -39,6 +39,8 @@ def test_the_package_offers_the_interface() -> None:
     assert dspark_jax.load is load
     assert dspark_jax.Pipeline is Pipeline
     assert dspark_jax.GenerationResult is api.GenerationResult
+    assert dspark_jax.DSparkError is DSparkError
+    assert dspark_jax.PromptFormat is PromptFormat
 
 
 def test_output_is_the_recorded_greedy_text(pipeline: Pipeline, pair: RecordedPair) -> None:
@@ -249,7 +251,16 @@ def test_a_prompt_that_cannot_be_served_is_one_clear_error(pipeline: Pipeline, p
     ("options", "message"),
     [
         ({"max_new_tokens": 0}, "max_new_tokens: found 0"),
+        ({"max_new_tokens": 2.0}, r"max_new_tokens: found 2\.0, allowed 1 or more"),
+        ({"max_new_tokens": "4"}, "max_new_tokens: found '4'"),
         ({"stop_ids": [199]}, "stop_ids"),
+        ({"stop_ids": [75.9]}, r"stop_ids: found \(75\.9,\), allowed ids 0\.\.198"),
+        ({"stop_ids": [True]}, "stop_ids: found"),
+        ({"stop_ids": ["75"]}, "stop_ids: found"),
+        ({"stop_ids": "75"}, "stop_ids: found '75', allowed a list of token ids"),
+        ({"stop_ids": 5}, "stop_ids: found 5, allowed a list of token ids"),
+        ({"confidence_threshold": "0.5"}, r"confidence_threshold: found '0\.5', allowed 0\.\.1"),
+        ({"confidence_threshold": None}, "confidence_threshold: found None"),
         ({"stop_ids": range(9)}, "stop_ids: found 9 ids"),
         ({"confidence_threshold": 1.5}, r"confidence_threshold: found 1\.5, allowed 0\.\.1"),
         ({"prompt_format": PromptFormat(raw=True, system="short")}, "system: found a system message beside text"),
@@ -271,7 +282,14 @@ def test_an_option_that_cannot_be_served_is_one_clear_error(
         ({"num_speculative_tokens": 0}, "num_speculative_tokens: found 0"),
         ({"max_seq_len": 513}, r"max_seq_len: found 513, allowed 2\.\.512 .*config\.json: max_position_embeddings"),
         ({"max_seq_len": 1}, "max_seq_len: found 1"),
+        ({"max_seq_len": "64"}, "max_seq_len: found '64'"),
+        ({"max_seq_len": 64.0}, r"max_seq_len: found 64\.0"),
         ({"batch_size": 0}, "batch_size: found 0"),
+        ({"batch_size": 2.0}, r"batch_size: found 2\.0, allowed 1 or more"),
+        ({"batch_size": True}, "batch_size: found True"),
+        ({"sample_from_anchor": "no"}, "sample_from_anchor: found 'no', allowed true or false"),
+        ({"partial_rotary_factor": "x"}, "partial_rotary_factor: found 'x', allowed a number"),
+        ({"partial_rotary_factor": True}, "partial_rotary_factor: found True"),
         ({"batch_size": 10**9}, r"kv cache: found .* TB \(batch_size 1000000000, max_seq_len 512\), allowed at most"),
         ({"partial_rotary_factor": 1.5}, r"--partial-rotary-factor: found 1\.5"),
     ],

@@ -210,6 +210,7 @@ def test_quantised_weights_are_refused_by_their_method_before_any_tensor_is_look
     places: dict[str, Any] = {f"{section}.quant_method": stated}
     if part is not None:
         places[f"{part}.{section}.quant_method"] = {part: raw[part] | stated}
+    places[f"llm_config.inner.{section}.quant_method"] = {"llm_config": {"inner": stated}}
     for number, (path, fields) in enumerate(places.items()):
         copy = rewritten(data_dir / folder, tmp_path / str(number), **fields)
         # What the weights are stored as is of no interest: here it is nothing that could be opened.

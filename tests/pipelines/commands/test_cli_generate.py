@@ -212,7 +212,7 @@ def interruptible() -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="signals as on POSIX systems")
-@pytest.mark.parametrize(("ends_by", "status"), [("a closed pipe", 141), ("Ctrl-C", 130)])
+@pytest.mark.parametrize(("ends_by", "status"), [("a closed pipe", 141), ("SIGINT", 130), ("SIGTERM", 143)])
 @pytest.mark.usefixtures("interruptible")
 def test_a_run_that_is_cut_off_ends_quietly(pair: RecordedPair, tmp_path: Path, ends_by: str, status: int) -> None:
     prompts = tmp_path / "prompts.txt"
@@ -241,8 +241,8 @@ def test_a_run_that_is_cut_off_ends_quietly(pair: RecordedPair, tmp_path: Path, 
         assert process.stdout is not None
         assert process.stderr is not None
         assert process.stdout.read(1)
-        if ends_by == "Ctrl-C":
-            process.send_signal(signal.SIGINT)
+        if ends_by.startswith("SIG"):
+            process.send_signal(getattr(signal, ends_by))
             process.stdout.read()
         else:
             process.stdout.close()

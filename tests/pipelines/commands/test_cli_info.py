@@ -246,3 +246,4 @@ def test_a_path_that_the_system_refuses_is_one_line(capsys: pytest.CaptureFixtur
     assert error.startswith("dspark: error: ")
     assert error.count("\n") == 1
     assert "File name too long" in error
+    assert len(error) < 2100

@@ -74,3 +74,10 @@ def test_malformed_stop_ids_are_refused_with_their_file(tmp_path: Path, declared
         stop_ids(text_checkpoint(tmp_path, {}, {"eos_token_id": declared}), None)
     with pytest.raises(CheckpointError, match=rf"/config\.json: {expected}"):
         stop_ids(text_checkpoint(tmp_path, {"eos_token_id": declared}), None)
+
+
+def test_an_id_beyond_the_vocabulary_ends_no_text_and_is_named(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    checkpoint = text_checkpoint(tmp_path, {"eos_token_id": [7, 500, 10**30]})
+    assert stop_ids(checkpoint, tokenizer, 100) == tuple(token for token in (7, END) if token < 100)
+    reason = stop_reason(stop_tokens(checkpoint, None, 100))
+    assert reason == f"7: config.json; 500, {10**30}: config.json, not used, as it is beyond the vocabulary"

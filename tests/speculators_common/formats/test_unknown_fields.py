@@ -52,6 +52,12 @@ SPEAKING: dict[str, Any] = {
     "layer_norm_eps": 1e-5,
     "use_post_norm": True,
     "qkv_bias": True,
+    "attention_multiplier": 1.0,
+    "attn_scale": 1,
+    "softmax_scale": 1.0,
+    "no_bias": False,
+    "disableBias": False,
+    "remove_attention_bias": False,
 }
 
 
