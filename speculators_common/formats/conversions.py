@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from dspark_jax.speculators_common.formats.deepspec import names as deepspec
 from dspark_jax.speculators_common.formats.deepspec.writer import to_deepspec
@@ -13,6 +13,7 @@ from dspark_jax.speculators_common.formats.speculators import names as speculato
 from dspark_jax.speculators_common.formats.speculators.writer import to_speculators
 
 
+@runtime_checkable
 class ConfigWriter(Protocol):
     """Turns a `DraftConfig` into the fields of a `config.json`. `dtype` is the name of the stored tensors' type."""
 
