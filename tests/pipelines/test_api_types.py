@@ -1,0 +1,67 @@
+"""Options of a wrong type are one clear error, as those of a wrong value are.
+
+Where annotations are checked at run time, such a call does not reach the package.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dspark_jax.pipelines.api import PreparedPipeline, prepare
+from dspark_jax.pipelines.speculative.generation import Generation
+from dspark_jax.speculators_common.errors import RequestError
+from tests.support import text_pair
+from tests.support.text_pair import RecordedPair
+
+
+@pytest.fixture(autouse=True)
+def annotations_are_not_checked(pytestconfig: pytest.Config) -> None:
+    if pytestconfig.getoption("--annotation-checks"):
+        pytest.skip("the run-time checks refuse these calls themselves")
+
+
+@pytest.fixture(scope="module")
+def pair(data_dir: Path) -> RecordedPair:
+    return text_pair.recorded_pair(data_dir)
+
+
+@pytest.fixture(scope="module")
+def prepared(pair: RecordedPair) -> PreparedPipeline:
+    return prepare(pair.target, pair.draft, dtype="float32", num_speculative_tokens=5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_new_tokens": 2.0}, r"max_new_tokens: found 2\.0, allowed 1 or more"),
+        ({"max_new_tokens": "4"}, "max_new_tokens: found '4'"),
+        ({"stop_ids": (75.9,)}, r"stop_ids: found \(75\.9,\), allowed ids 0\.\.198"),
+        ({"stop_ids": (True,)}, "stop_ids: found"),
+        ({"stop_ids": ("75",)}, "stop_ids: found"),
+        ({"confidence_threshold": "0.5"}, r"confidence_threshold: found '0\.5', allowed 0\.\.1"),
+        ({"confidence_threshold": None}, "confidence_threshold: found None"),
+    ],
+)
+def test_an_option_of_a_request(prepared: PreparedPipeline, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        prepared.requests([1, 2, 3], Generation(**options))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_seq_len": "64"}, "max_seq_len: found '64'"),
+        ({"max_seq_len": 64.0}, r"max_seq_len: found 64\.0"),
+        ({"batch_size": 2.0}, r"batch_size: found 2\.0, allowed 1 or more"),
+        ({"batch_size": True}, "batch_size: found True"),
+        ({"sample_from_anchor": "no"}, "sample_from_anchor: found 'no', allowed true or false"),
+        ({"partial_rotary_factor": "x"}, "partial_rotary_factor: found 'x', allowed a number"),
+        ({"partial_rotary_factor": True}, "partial_rotary_factor: found True"),
+    ],
+)
+def test_an_argument_of_load(pair: RecordedPair, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        prepare(pair.target, pair.draft, **options)
