@@ -10,6 +10,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from dspark_jax.pipelines.checkpoints.checkpoint import open_checkpoint
 from dspark_jax.speculators_common.errors import CheckpointError
@@ -69,3 +70,22 @@ def assert_holds(tensors: Any, expected: dict[str, np.ndarray]) -> None:
         read = tensors[name].read()
         assert read.dtype == array.dtype
         np.testing.assert_array_equal(read, array)
+
+
+def single_file(directory: Path) -> Path:
+    """A valid checkpoint in one file."""
+    write_config(directory)
+    save_file(arrays(), directory / "model.safetensors")
+    return directory
+
+
+def two_shards(directory: Path) -> Path:
+    """A valid checkpoint in two shards."""
+    write_config(directory)
+    stored = arrays()
+    names = sorted(stored)
+    shards = {"model-1.safetensors": names[:3], "model-2.safetensors": names[3:]}
+    for shard, held in shards.items():
+        save_file({name: stored[name] for name in held}, directory / shard)
+    write_index(directory, {name: shard for shard, held in shards.items() for name in held})
+    return directory

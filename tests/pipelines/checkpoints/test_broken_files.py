@@ -17,7 +17,8 @@ from tests.support.checkpoint_directories import (
     assert_holds,
     entry,
     refusal,
-    write_config,
+    single_file,
+    two_shards,
     write_index,
     write_raw,
 )
@@ -25,23 +26,12 @@ from tests.support.checkpoint_directories import (
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """A valid checkpoint in one file."""
-    write_config(tmp_path)
-    save_file(arrays(), tmp_path / "model.safetensors")
-    return tmp_path
+    return single_file(tmp_path)
 
 
 @pytest.fixture
 def sharded(tmp_path: Path) -> Path:
-    """A valid checkpoint in two shards."""
-    write_config(tmp_path)
-    stored = arrays()
-    names = sorted(stored)
-    shards = {"model-1.safetensors": names[:3], "model-2.safetensors": names[3:]}
-    for shard, held in shards.items():
-        save_file({name: stored[name] for name in held}, tmp_path / shard)
-    write_index(tmp_path, {name: shard for shard, held in shards.items() for name in held})
-    return tmp_path
+    return two_shards(tmp_path)
 
 
 @pytest.mark.parametrize(

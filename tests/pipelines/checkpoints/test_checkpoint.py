@@ -18,28 +18,26 @@ from safetensors.numpy import save_file
 
 from dspark_jax.pipelines.checkpoints.checkpoint import open_checkpoint, open_target
 from dspark_jax.speculators_common.errors import CheckpointError
-from tests.support.checkpoint_directories import CONFIG, arrays, assert_holds, refusal, write_config, write_index
+from tests.support.checkpoint_directories import (
+    CONFIG,
+    arrays,
+    assert_holds,
+    refusal,
+    single_file,
+    two_shards,
+    write_config,
+    write_index,
+)
 
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """A valid checkpoint in one file."""
-    write_config(tmp_path)
-    save_file(arrays(), tmp_path / "model.safetensors")
-    return tmp_path
+    return single_file(tmp_path)
 
 
 @pytest.fixture
 def sharded(tmp_path: Path) -> Path:
-    """A valid checkpoint in two shards."""
-    write_config(tmp_path)
-    stored = arrays()
-    names = sorted(stored)
-    shards = {"model-1.safetensors": names[:3], "model-2.safetensors": names[3:]}
-    for shard, held in shards.items():
-        save_file({name: stored[name] for name in held}, tmp_path / shard)
-    write_index(tmp_path, {name: shard for shard, held in shards.items() for name in held})
-    return tmp_path
+    return two_shards(tmp_path)
 
 
 def test_single_file_gives_config_and_tensors_as_stored(directory: Path) -> None:

@@ -138,7 +138,8 @@ def test_windows_are_counted_from_the_query_and_causality_can_be_stated_for_all_
     config = parsed(sliding)
     assert (config.layers, config.window_origin) == ((LayerMask(window=6, causal=True), FULL), "query")
     for causal in (True, False):
-        stated = parsed(sliding | {"dflash_config": WRITTEN["dflash_config"] | {"is_causal": causal}})  # type: ignore[operator]
+        section = dict(WRITTEN["dflash_config"], is_causal=causal)  # type: ignore[call-overload]
+        stated = parsed(sliding | {"dflash_config": section})
         assert stated.layers == (LayerMask(window=6, causal=causal), LayerMask(window=None, causal=causal))
 
 
