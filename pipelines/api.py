@@ -34,12 +34,13 @@ from dspark_jax.pipelines.generation_result import GenerationResult, OnPiece, Ou
 from dspark_jax.pipelines.requests import PromptFormat, RequestMaker
 from dspark_jax.pipelines.speculative.default_drafts import default_drafts
 from dspark_jax.pipelines.speculative.engine import Engine, plan_of
-from dspark_jax.pipelines.speculative.generation import Generation, GenerationFields, Request, is_integer, is_number
+from dspark_jax.pipelines.speculative.generation import Generation, GenerationFields, Request
 from dspark_jax.pipelines.speculative.sizes import EngineOptions, EnginePlan, drafts_per_round
 from dspark_jax.pipelines.text.prompts import Prompt
 from dspark_jax.speculators_common.errors import DSparkError, RequestError
 from dspark_jax.speculators_common.formats.choice import Choice
 from dspark_jax.speculators_common.formats.draft_config import DraftOverrides
+from dspark_jax.speculators_common.scalars import is_integer, is_number
 
 __all__ = [
     "DSparkError",

@@ -12,7 +12,7 @@ import numpy as np
 
 from dspark_jax.architectures.drafting.tables import borrowed_tensors, tables_of
 from dspark_jax.architectures.module_saving import WEIGHTS
-from dspark_jax.architectures.registry import SupportedArchitecture, retrieve
+from dspark_jax.architectures.registry import CONFIG_FILE, SupportedArchitecture, retrieve
 from dspark_jax.pipelines.checkpoints.checkpoint import Checkpoint, open_checkpoint, open_target, with_draft_names
 from dspark_jax.pipelines.checkpoints.draft_equality import check_equal_drafts
 from dspark_jax.pipelines.checkpoints.loading import (
@@ -31,7 +31,6 @@ from dspark_jax.speculators_common.formats.conversions import FORMATS, DraftForm
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig, DraftOverrides
 from dspark_jax.speculators_common.formats.recipes import TensorSource, check_tensors
 
-_CONFIG = "config.json"
 _TABLES = ("embed_tokens.weight", "lm_head.weight")
 _CONFIDENCE_WEIGHT, _CONFIDENCE_BIAS = "confidence_head.proj.weight", "confidence_head.proj.bias"
 _FROM_ELSEWHERE = (*_TABLES, _CONFIDENCE_BIAS)  # tensors that a file may lack
@@ -89,10 +88,10 @@ def convert_draft(
     draft = _open_source(source, written, target, target_name, overrides)
     raw = written.write(draft.config, dtype=_stored_dtype(draft.checkpoint))
     entry = retrieve(raw["architectures"][0])
-    planned = entry.parse_config(raw, str(Path(destination) / _CONFIG), None)
+    planned = entry.parse_config(raw, str(Path(destination) / CONFIG_FILE), None)
     tensors = _planned_tensors(draft, written, entry, planned)
     with new_directory(destination) as fresh:
-        write_json_object(fresh / _CONFIG, raw)
+        write_json_object(fresh / CONFIG_FILE, raw)
         write_safetensors(fresh / WEIGHTS, {name: tensor.read() for name, tensor in tensors.items()})
         num_parameters = _check(draft, fresh)
     return Conversion(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import numbers
 from typing import TypedDict
 
 DEFAULT_MAX_NEW_TOKENS = 256
@@ -24,16 +23,6 @@ class GenerationFields(TypedDict, total=False):
     max_new_tokens: int
     stop_ids: tuple[int, ...] | list[int] | None
     confidence_threshold: float
-
-
-def is_integer(value: object) -> bool:
-    """Whether `value` is an integer, of Python or numpy; a bool is none."""
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
-
-
-def is_number(value: object) -> bool:
-    """Whether `value` is a real number, of Python or numpy; a bool is none."""
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -6,9 +6,10 @@ import dataclasses
 import math
 
 from dspark_jax.architectures.nn.attention.kv_params import KVParams
-from dspark_jax.pipelines.speculative.generation import Generation, Request, is_integer, is_number
+from dspark_jax.pipelines.speculative.generation import Generation, Request
 from dspark_jax.speculators_common.errors import RequestError
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig
+from dspark_jax.speculators_common.scalars import is_integer, is_number
 
 _SMALLEST_BUCKET = 256  # positions; every bucket costs seconds of compilation
 _PACKED_SHARES = (0.6,)  # packed flat batches hold this share of all drafts that the rows can have

@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeVar
 
 from dspark_jax.speculators_common.errors import CheckpointError, field_error, missing_field, shown
 from dspark_jax.speculators_common.formats.size_limits import FLOAT32_MAX, FLOAT32_TINY, INT32_MAX
+from dspark_jax.speculators_common.scalars import is_integer, is_number
 
 T = TypeVar("T")
 
@@ -134,7 +135,7 @@ class Fields:
         """A JSON integer within the bounds, ends included, and within int32. `true` and `1.0` are not integers."""
         allowed = "an integer" + _bounds(minimum=minimum, maximum=maximum)
         value: int | T = self._read(
-            name, lambda v: _is_integer(v) and _within(v, minimum=minimum, maximum=maximum), allowed, default
+            name, lambda v: is_integer(v) and _within(v, minimum=minimum, maximum=maximum), allowed, default
         )
         if isinstance(value, int) and abs(value) > INT32_MAX:
             raise self.error(name, value, f"{allowed}, within int32")
@@ -153,7 +154,7 @@ class Fields:
         allowed = "a finite number" + _bounds(above=above, minimum=minimum, maximum=maximum)
         value: float | T = self._read(
             name,
-            lambda v: _is_number(v) and _within(v, above=above, minimum=minimum, maximum=maximum),
+            lambda v: _is_finite(v) and _within(v, above=above, minimum=minimum, maximum=maximum),
             allowed,
             default,
         )
@@ -178,7 +179,7 @@ class Fields:
 
     def int_list(self, name: str, *, default: T | Literal[Required.TOKEN] = REQUIRED) -> tuple[int, ...] | T:
         """A JSON list of int32 integers, as a tuple."""
-        value = self._read(name, _is_list_of(_is_integer), "a list of integers", default)
+        value = self._read(name, _is_list_of(is_integer), "a list of integers", default)
         if isinstance(value, list) and any(abs(item) > INT32_MAX for item in value):
             raise self.error(name, value, "a list of integers, within int32")
         return tuple(value) if isinstance(value, list) else value
@@ -249,13 +250,9 @@ def only_architecture(fields: Fields, *, names: Collection[str] = (), default: s
     return stated[0]
 
 
-def _is_integer(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: object) -> bool:
+def _is_finite(value: Any) -> bool:
     # The comparison also refuses NaN, infinities and integers that no float can hold.
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+    return is_number(value) and abs(value) <= sys.float_info.max
 
 
 def _is_list_of(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
