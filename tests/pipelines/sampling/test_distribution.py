@@ -14,9 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dspark_jax.pipelines.sampling import draft_sampler, draws, filters
+from dspark_jax.pipelines.sampling import draft_sampler, draws, edits, filters
 from dspark_jax.pipelines.sampling.generation import Generation
-from dspark_jax.pipelines.speculative import acceptance
 from tests.support import compilation
 from tests.support.bigram_pair import Pair
 from tests.support.text_distribution import deviation
@@ -124,14 +123,14 @@ def test_one_key_for_every_purpose_is_found(monkeypatch: pytest.MonkeyPatch) -> 
 def test_filters_in_the_wrong_order_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Top-p over all tokens, not over those that top-k kept."""
 
-    def both(weights: Any, distance: Any, controls: Any) -> Any:
-        off = dataclasses.replace(controls, top_p=jnp.ones_like(controls.top_p), min_p=jnp.zeros_like(controls.min_p))
-        by_k = right(weights, distance, off)
-        by_p = right(weights, distance, dataclasses.replace(controls, top_k=jnp.zeros_like(controls.top_k)))
+    def both(logits: Any, largest: Any, controls: Any) -> Any:
+        off = dataclasses.replace(controls, top_p=jnp.ones_like(controls.top_p))
+        by_k = right(logits, largest, off)
+        by_p = right(logits, largest, dataclasses.replace(controls, top_k=jnp.zeros_like(controls.top_k)))
         return jnp.minimum(by_k, by_p)
 
-    right = filters._filtered
-    program = _with_wrong(monkeypatch, filters, "_filtered", both, PAIRS["argmax"])
+    right = filters._furthest
+    program = _with_wrong(monkeypatch, filters, "_furthest", both, PAIRS["argmax"])
     texts, _ = _texts(PAIRS["argmax"], [ORDERED] * NUM_TEXTS, program)
     assert not deviation(texts, ORDERED).is_chance
     texts, _ = _texts(PAIRS["argmax"], [ORDERED] * NUM_TEXTS)
@@ -139,12 +138,12 @@ def test_filters_in_the_wrong_order_are_found(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_penalties_that_ignore_drafts_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def of_the_text_alone(*args: Any, width: int, **sizes: Any) -> Any:
-        del width
-        return right(*args, width=1, **sizes)
+    def of_the_anchor_alone(controls: Any, text: Any, before: Any) -> Any:
+        found = right(controls, text, before)
+        return found._replace(is_before=found.is_before & (jnp.arange(text.width) == 0)[None])
 
-    right = acceptance.token_counts
-    program = _with_wrong(monkeypatch, acceptance, "token_counts", of_the_text_alone, PAIRS["argmax"])
+    right = edits._block
+    program = _with_wrong(monkeypatch, edits, "_block", of_the_anchor_alone, PAIRS["argmax"])
     texts, _ = _texts(PAIRS["argmax"], [CONTROLS["penalties"]] * NUM_TEXTS, program)
     assert not deviation(texts, CONTROLS["penalties"]).is_chance
 
