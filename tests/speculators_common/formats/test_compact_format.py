@@ -33,6 +33,7 @@ from dspark_jax.speculators_common.formats.draft_config import (
 )
 from dspark_jax.speculators_common.formats.pair_checks import check_pair
 from dspark_jax.speculators_common.formats.rope.config import RopeConfig
+from tests.support.recorded_variants import COMPACT_VARIANTS
 
 DATA = Path(__file__).parents[2] / "data" / "H_compact"
 TARGET: dict[str, Any] = {
@@ -113,7 +114,7 @@ def test_every_recorded_variant_parses_to_what_its_name_says(variant, head, thre
     assert list(tensor_shapes(config)) == stored(variant)["param_names"]
 
 
-@pytest.mark.parametrize("variant", ["markov", "rnn", "markov_sts"])
+@pytest.mark.parametrize("variant", COMPACT_VARIANTS)
 def test_what_is_written_is_what_was_read(variant):
     raw = stored(variant)
     raw["config"].setdefault("seqHead", "markov")
