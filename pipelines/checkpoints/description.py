@@ -20,7 +20,7 @@ from dspark_jax.architectures.target_config import TargetConfig
 from dspark_jax.pipelines.checkpoints.checkpoint import Checkpoint, open_target, with_draft_names
 from dspark_jax.pipelines.checkpoints.load_choices import choice_lines, draft_choices, in_bytes, target_choices
 from dspark_jax.pipelines.checkpoints.loading import check_against, parse_checkpoint, refuse_side_files
-from dspark_jax.pipelines.text.stop_tokens import stop_reason, stop_tokens
+from dspark_jax.pipelines.text.stop_tokens import stop_ids, stop_reason, stop_tokens
 from dspark_jax.pipelines.text.tokenizer import open_tokenizer
 from dspark_jax.pipelines.text.tokenizer_files import unread_tokenizer
 from dspark_jax.speculators_common.formats.choice import Choice
@@ -136,7 +136,6 @@ def description_json(description: Description) -> dict[str, Any]:
 def _target_choices(checkpoint: Checkpoint, config: TargetConfig) -> tuple[Choice, ...]:
     tokenizer = open_tokenizer(checkpoint)
     stops = stop_tokens(checkpoint, tokenizer, config.vocab_size)
-    ids = [stop.id for stop in stops if stop.is_in_vocabulary]
     text, unread = "none: prompts are token ids", unread_tokenizer(checkpoint.path)
     if tokenizer is not None:
         text = f"{tokenizer.vocab_size} tokens, {'with' if tokenizer.chat_template else 'without'} chat template"
@@ -146,7 +145,7 @@ def _target_choices(checkpoint: Checkpoint, config: TargetConfig) -> tuple[Choic
         ("embed_tokens", "its own", "", ""),
         ("lm_head", head, "", ""),
         ("tokenizer", text, f"the directory {unread}" if unread and tokenizer is None else "", ""),
-        ("stop_ids", ", ".join(map(str, ids)) or "none", stop_reason(stops), "--stop-ids"),
+        ("stop_ids", ", ".join(map(str, stop_ids(stops))) or "none", stop_reason(stops), "--stop-ids"),
     )
     known = {name: Choice(name=name, value=value, reason=reason, flag=flag) for name, value, reason, flag in rows}
     return tuple({**known, **choices}.values())

@@ -14,7 +14,7 @@ from dspark_jax.architectures.drafting.tables import DraftTables
 from dspark_jax.architectures.target_config import TargetConfig
 from dspark_jax.pipelines.checkpoints.loading import LoadedDraft, LoadedTarget
 from dspark_jax.pipelines.speculative.sizes import EnginePlan
-from dspark_jax.pipelines.text.stop_tokens import stop_reason, stop_tokens
+from dspark_jax.pipelines.text.stop_tokens import stop_reason
 from dspark_jax.speculators_common.errors import RequestError
 from dspark_jax.speculators_common.formats.choice import Choice
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig
@@ -52,8 +52,7 @@ def load_choices(
     """All choices for this pair, in the order in which they are shown. `k_reason` says where k comes from, if the
     caller did not state it.
     """
-    num_rows, stops = plan.options.batch_size, target.stop_ids
-    declared = stop_tokens(target.checkpoint, target.tokenizer, target.config.vocab_size)
+    num_rows = plan.options.batch_size
     rows = f"{num_rows} row{'s' if num_rows > 1 else ''} of {plan.options.max_seq_len} positions"
     return (
         _choice("target", _model(target.module, target.config.architecture), str(target.checkpoint.path), "--target"),
@@ -64,8 +63,8 @@ def load_choices(
         _choice("attention", f"{plan.target_params.platform.attention} on {plan.target_params.platform.name}"),
         _choice(
             "stop_ids",
-            ", ".join(map(str, stops)) or "none",
-            stop_reason(declared) or "the model declares none",
+            ", ".join(map(str, target.stop_ids)) or "none",
+            stop_reason(target.stop_tokens) or "the model declares none",
             "--stop-ids",
         ),
     )

@@ -18,7 +18,7 @@ from dspark_jax.architectures.registry import SupportedArchitecture, retrieve
 from dspark_jax.architectures.target_config import TargetConfig
 from dspark_jax.pipelines.checkpoints.checkpoint import Checkpoint, open_checkpoint, open_target, with_draft_names
 from dspark_jax.pipelines.checkpoints.stored_head import with_stored_head
-from dspark_jax.pipelines.text.stop_tokens import stop_ids
+from dspark_jax.pipelines.text.stop_tokens import StopToken, stop_ids, stop_tokens
 from dspark_jax.pipelines.text.tokenizer import Tokenizer, open_tokenizer
 from dspark_jax.speculators_common.errors import CheckpointError, PairError
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig, DraftOverrides
@@ -38,7 +38,12 @@ class PreparedTarget:
     config: TargetConfig
     checkpoint: Checkpoint
     tokenizer: Tokenizer | None  # None: the checkpoint has none, and the model takes and gives ids
-    stop_ids: tuple[int, ...]
+    stop_tokens: tuple[StopToken, ...]
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """The ids of the stop tokens that are in the vocabulary."""
+        return stop_ids(self.stop_tokens)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,7 +66,12 @@ class LoadedTarget:
     config: TargetConfig
     checkpoint: Checkpoint
     tokenizer: Tokenizer | None
-    stop_ids: tuple[int, ...]
+    stop_tokens: tuple[StopToken, ...]
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """The ids of the stop tokens that are in the vocabulary."""
+        return stop_ids(self.stop_tokens)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -130,7 +140,7 @@ def prepare_target(path: Path | str, dtype: DTypeLike) -> PreparedTarget:
         config=config,
         checkpoint=checkpoint,
         tokenizer=tokenizer,
-        stop_ids=stop_ids(checkpoint, tokenizer, config.vocab_size),
+        stop_tokens=stop_tokens(checkpoint, tokenizer, config.vocab_size),
     )
 
 
@@ -180,7 +190,7 @@ def read_target(target: PreparedTarget) -> LoadedTarget:
         config=target.config,
         checkpoint=target.checkpoint,
         tokenizer=target.tokenizer,
-        stop_ids=target.stop_ids,
+        stop_tokens=target.stop_tokens,
     )
 
 
