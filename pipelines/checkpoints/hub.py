@@ -15,7 +15,7 @@ import re
 from pathlib import Path
 
 from dspark_jax.architectures.registry import CONFIG_FILE, own_config_files
-from dspark_jax.speculators_common.errors import CheckpointError
+from dspark_jax.speculators_common.errors import CheckpointError, install_hint
 
 _PART = r"[A-Za-z0-9](?:[\w.-]*\w)?"
 _NAME = re.compile(rf"({_PART})/({_PART})", re.ASCII)
@@ -111,7 +111,7 @@ def _downloaded(name: HubName, root: Path, found: str) -> Path:
         from huggingface_hub import errors, snapshot_download
     except ImportError as error:
         raise CheckpointError(
-            f"{found}; a download needs huggingface_hub: pip install huggingface_hub, the extra `hub` of dspark-jax"
+            f"{found}; a download needs huggingface_hub: {install_hint('huggingface_hub', 'hub')}"
         ) from error
     try:
         return Path(

@@ -210,7 +210,8 @@ def test_without_huggingface_hub_the_extra_is_named(cache: Path, monkeypatch: py
     monkeypatch.delenv("HF_HUB_OFFLINE")
     assert refusal("org/name") == (
         f"org/name: no such directory, and as a Hugging Face id not in the cache {cache}; a download needs "
-        "huggingface_hub: pip install huggingface_hub, the extra `hub` of dspark-jax"
+        "huggingface_hub: pip install huggingface_hub (or the extra: pip install 'dspark-jax[hub]', in a checkout pip "
+        "install -e '.[hub]')"
     )
 
 
