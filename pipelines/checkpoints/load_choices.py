@@ -15,6 +15,7 @@ from dspark_jax.architectures.target_config import TargetConfig
 from dspark_jax.pipelines.checkpoints.loading import LoadedDraft, LoadedTarget
 from dspark_jax.pipelines.speculative.sizes import EnginePlan
 from dspark_jax.pipelines.text.stop_tokens import stop_reason
+from dspark_jax.pipelines.text.tokenizer import Tokenizer
 from dspark_jax.speculators_common.errors import RequestError
 from dspark_jax.speculators_common.formats.choice import Choice
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig
@@ -57,6 +58,7 @@ def load_choices(
     return (
         _choice("target", _model(target.module, target.config.architecture), str(target.checkpoint.path), "--target"),
         *(dataclasses.replace(choice, name=f"target {choice.name}") for choice in target_choices(target.config)),
+        *template_choices(target.tokenizer),
         *(() if draft is None else _draft_choices(draft, plan, k_reason)),
         _choice("dtype", jnp.dtype(plan.target_params.dtype).name, "", "--dtype"),
         _choice("kv_cache", f"{in_bytes(plan.kv_bytes)} for {rows}", "", "--max-seq-len, --batch-size"),
@@ -73,6 +75,12 @@ def load_choices(
 def target_choices(config: TargetConfig) -> tuple[Choice, ...]:
     """The choices that were made where a target's files leave something open or contradict each other."""
     return tuple(getattr(config, "choices", ()))
+
+
+def template_choices(tokenizer: Tokenizer | None) -> tuple[Choice, ...]:
+    """The choice that a chat template which does not compile leaves: prompts without it, or none. Empty for others."""
+    fault = None if tokenizer is None or tokenizer.chat_template is None else tokenizer.chat_template.fault
+    return () if fault is None else (_choice("chat_template", "cannot be used", str(fault), "--raw"),)
 
 
 def draft_choices(config: DraftConfig, tables: DraftTables) -> tuple[Choice, ...]:

@@ -23,7 +23,7 @@ from dspark_jax.pipelines.text.tokenizer import Tokenizer, open_tokenizer
 from dspark_jax.speculators_common.errors import CheckpointError, PairError
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig, DraftOverrides
 from dspark_jax.speculators_common.formats.pair_checks import check_pair
-from dspark_jax.speculators_common.formats.recipes import TensorSource, check_tensors
+from dspark_jax.speculators_common.formats.recipes import TensorSource, check_ids, check_tensors
 from dspark_jax.speculators_common.heads.vocab_map import target_id_table
 
 _WEIGHT_SUFFIXES = frozenset({".safetensors", ".pt", ".pth", ".bin", ".npy", ".npz"})
@@ -149,7 +149,7 @@ def prepare_draft(
 ) -> PreparedDraft:
     """Check the draft at `path` (directory or id) against `target`, for arrays in `dtype`.
 
-    No weights are read, except a vocabulary map that selects rows of the target's head. Raises `DSparkError`.
+    No weights are read, except the ids of a vocabulary map. Raises `DSparkError`.
     """
     checkpoint = with_draft_names(open_checkpoint(path))
     entry, config = parse_checkpoint(checkpoint, "draft", overrides)
@@ -173,9 +173,9 @@ def planned_draft(
     """Check a parsed draft whose module will be filled from `tensors`: those of its checkpoint, and those that `tables`
     takes from the target.
     """
-    check_tensors(
-        entry.recipes(config, tensors.keys()), tensors, file=str(checkpoint.path), ignored=entry.ignored(config)
-    )
+    recipes = entry.recipes(config, tensors.keys())
+    check_tensors(recipes, tensors, file=str(checkpoint.path), ignored=entry.ignored(config))
+    check_ids(recipes, tensors)
     abstract = nnx.eval_shape(lambda: entry.build(config, dtype=dtype, tables=tables))
     return PreparedDraft(
         abstract=abstract, entry=entry, config=config, tables=tables, checkpoint=checkpoint, tensors=tensors

@@ -15,7 +15,7 @@ from dspark_jax.pipelines.checkpoints import loading
 from dspark_jax.pipelines.checkpoints.loading import load_target
 from dspark_jax.pipelines.text import stop_tokens
 from dspark_jax.speculators_common.errors import CheckpointError
-from tests.support.text_pair import copied
+from tests.support.text_pair import copied, recorded_pair, with_text
 
 Tensors = dict[str, np.ndarray]
 
@@ -107,3 +107,10 @@ def test_a_pair_is_opened_once_and_its_stop_tokens_are_looked_up_once(
     monkeypatch.setattr(stop_tokens, "_declared", looking)
     load(data_dir / "D_loop" / "target", data_dir / "D_loop" / "draft", dtype="float32", max_seq_len=64)
     assert (opened, looked_up) == (["target", "draft"], ["target"])
+
+
+def test_a_chat_template_that_does_not_compile_is_a_choice_of_the_loaded_pair(data_dir: Path, tmp_path: Path) -> None:
+    target = with_text(recorded_pair(data_dir), tmp_path, template="{% for %}").target
+    choices = {choice.name: choice for choice in load(target, dtype="float32", max_seq_len=64).choices}
+    assert (choices["chat_template"].value, choices["chat_template"].flag) == ("cannot be used", "--raw")
+    assert choices["chat_template"].reason.startswith(f"{target / 'tokenizer_config.json'}: chat template: Expected")
