@@ -120,7 +120,7 @@ def choice_lines(choices: Sequence[Choice]) -> list[str]:
     width = max((len(value) for value in values if len(value) <= _WIDEST_VALUE), default=0)
     names = [_SHOWN_NAMES.get(choice.name, choice.name).replace("_", " ") for choice in choices]
     return [
-        f"{name:<20}{value:<{width}}  {choice.flag}".rstrip()
+        f"{name:<18}  {value:<{width}}  {choice.flag}".rstrip()
         for name, value, choice in zip(names, values, choices, strict=True)
     ]
 

@@ -141,7 +141,18 @@ def test_defaults_are_those_of_the_format():
     )
     raw = to_compact(config)
     raw["config"] = {}
-    assert from_compact(raw, "dspark.json").for_target(42) == config
+    by_default = from_compact(raw, "dspark.json")
+    assert by_default.for_target(42) == config
+    assert {choice.name: choice.value for choice in by_default.choices} == {
+        "gamma": "5",
+        "dDraft": "1024",
+        "nLayers": "5",
+        "nHeads": "8",
+        "markovRank": "256",
+        "ffMult": "2",
+        "tapLayers": "[20, 31, 41, 42]",
+    }
+    assert {choice.reason for choice in by_default.choices} == {"the file does not say; default of the format"}
 
 
 def test_the_older_name_of_the_variant_and_a_missing_head_mean_the_same():

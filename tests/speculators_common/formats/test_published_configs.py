@@ -161,8 +161,13 @@ def test_speculators_draft_of_glm_tells_its_layout_by_its_speculative_tokens() -
     }
     config, shapes = _read(raw, *TABLES, "confidence_head.proj.bias")
     assert (config.sample_from_anchor, config.max_drafts) == (False, 7)
-    [choice] = config.choices
-    assert (choice.name, choice.flag) == ("sample_from_anchor", "--sample-from-anchor/--no-sample-from-anchor")
+    assert [(choice.name, choice.value, choice.flag) for choice in config.choices] == [
+        ("sample_from_anchor", "false", "--sample-from-anchor/--no-sample-from-anchor"),
+        ("markov_head_type", "vanilla", ""),
+        ("enable_confidence_head", "true", ""),
+        ("confidence_head_with_markov", "true", ""),
+        ("layer_types", "full_attention in every layer", ""),
+    ]
     assert config.unknown_fields == ()
     assert f"{_elements(shapes) / 1e9:.3f} B" == "3.807 B"
 
