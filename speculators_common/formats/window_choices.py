@@ -7,7 +7,7 @@ something else, because writers copy them from other configs.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from dspark_jax.speculators_common.errors import shown
 from dspark_jax.speculators_common.formats.choice import DEFAULT_REASON, Choice
@@ -25,10 +25,11 @@ def types_text(types: Sequence[str]) -> str:
     return f"{SLIDING} in {count} of {len(types)} layers"
 
 
-def layer_types_decide(types: Sequence[str], other: str, value: object) -> Choice:
-    """The choice for a file whose field `other` has a `value` that says something else than its `layer_types`."""
-    reason = f"the file says {other} {json.dumps(value)} too; layer_types decides"
-    return Choice(name="layer_types", value=types_text(types), reason=reason)
+def layer_types_decide(types: Sequence[str], others: Mapping[str, object]) -> tuple[Choice, ...]:
+    """The choice for a file whose fields `others` say something else than its `layer_types`; empty without any."""
+    said = " and ".join(f"{name} {json.dumps(value)}" for name, value in others.items())
+    reason = f"the file says {said} too; layer_types decides"
+    return (Choice(name="layer_types", value=types_text(types), reason=reason),) if others else ()
 
 
 def default_types(types: Sequence[str]) -> Choice:
@@ -62,9 +63,9 @@ def draft_window_choices(
             choices.append(Choice(name="max_window_layers", value=str(first), reason=DEFAULT_REASON))
     elif SLIDING in types:
         stated = {"use_sliding_window": uses_window, "use_swa": joined.boolean("use_swa", default=None)}
-        choices += [layer_types_decide(types, name, False) for name, value in stated.items() if value is False]
+        choices += layer_types_decide(types, {name: value for name, value in stated.items() if value is False})
     elif uses_window and not is_swa and first < len(types):
-        choices.append(layer_types_decide(types, "use_sliding_window", True))
+        choices += layer_types_decide(types, {"use_sliding_window": True})
     if is_swa:
         choices += _other_swa_window(joined)
     elif SLIDING not in types and uses_window is not False and joined.has("sliding_window"):
