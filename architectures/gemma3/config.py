@@ -93,20 +93,22 @@ def _refuse(fields: Fields) -> None:
 def _layer_kinds(fields: Fields, num_layers: int) -> tuple[tuple[str, ...], tuple[Choice, ...]]:
     """The kind of every layer, and the choices about windows.
 
-    `layer_types` decides. Older files state a pattern instead: every n-th layer is full. Newer ones state both, and the
-    pattern may be a default that says something else; that is a choice. Raises `CheckpointError` for two patterns.
+    `layer_types` decides. Older files state a pattern instead: every n-th layer is full. Where both are stated and say
+    different things, that is a choice; but a `_sliding_window_pattern` beside `layer_types` says nothing, because
+    transformers writes 6 there whatever the layers are. Raises `CheckpointError` for two patterns that differ, without
+    `layer_types`.
     """
     names = ("sliding_window_pattern", "_sliding_window_pattern")
-    stated = [(name, fields.integer(name, minimum=1)) for name in names if fields.has(name)]
+    stated = {name: fields.integer(name, minimum=1) for name in names if fields.has(name)}
     fields.ignore(*names)
     if fields.has("layer_types"):
         kinds = read_layer_kinds(fields, num_layers, ())
-        choices = layer_types_decide(kinds, {name: n for name, n in stated if every_sixth_full(num_layers, n) != kinds})
+        name = "sliding_window_pattern"
+        differs = name in stated and every_sixth_full(num_layers, stated[name]) != kinds
+        choices = layer_types_decide(kinds, {name: stated[name]} if differs else {})
     else:
-        kinds = read_layer_kinds(
-            fields, num_layers, every_sixth_full(num_layers, agreed(fields.file, stated) if stated else 6)
-        )
-        choices = ()
+        pattern = agreed(fields.file, list(stated.items())) if stated else 6
+        kinds, choices = read_layer_kinds(fields, num_layers, every_sixth_full(num_layers, pattern)), ()
     return kinds, (*choices, *alternating_window_choices(fields, kinds))
 
 
