@@ -267,7 +267,7 @@ def _check_arguments(
     batch_size: int,
 ) -> None:
     """Raise `RequestError` for what is wrong without knowing the files, such as a draft option without a draft."""
-    check_name(target, "target")
+    check_name(target, "target", others="a .gguf file, smollm2 ")
     if draft is not None:
         check_name(draft, "draft")
     if not is_integer(batch_size) or batch_size < 1:

@@ -26,7 +26,7 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/{1,2}(?:www\.)?(?P<host>[^/]*)(?P<p
 _HUB_HOSTS = frozenset({"huggingface.co", "hf.co"})
 _PAGE = re.compile(r"/([^/]+/[^/]+)(?:/tree/([^/]+))?/?")
 _NO_ORGS = frozenset({"api", "datasets", "docs", "spaces"})  # first words of pages that are not about a model
-_ALLOWED = "a directory, or a Hugging Face id (ORG/NAME or ORG/NAME@REVISION)"
+_ID = "a Hugging Face id (ORG/NAME or ORG/NAME@REVISION)"
 _CACHE_FOLDER = re.compile(r"models--.+")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _FETCHED = ("*.safetensors", "*.json", "chat_template.jinja")
@@ -64,11 +64,16 @@ class HubName:
         return self.repository if self.revision == "main" else f"{self.repository}@{self.revision}"
 
 
-def check_name(value: object, argument: str) -> None:
-    """Raise `RequestError` about `argument` unless `value` is text, or a path of text, that can name a checkpoint."""
+def check_name(value: object, argument: str, *, others: str = "") -> None:
+    """Raise `RequestError` about `argument` unless `value` is text, or a path of text, that can name a checkpoint.
+
+    `others` are further kinds of names that the message lists, for example `a .gguf file, `.
+    """
     text = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(text, str) or not text:
-        raise RequestError(field=argument, found=value, allowed=f"the name of a checkpoint: {_ALLOWED}")
+        raise RequestError(
+            field=argument, found=value, allowed=f"the name of a checkpoint: a directory, {others}or {_ID}"
+        )
 
 
 def local_path(path_or_name: Path | str) -> Path:
@@ -87,7 +92,7 @@ def local_path(path_or_name: Path | str) -> Path:
         return _snapshot_of_folder(path) if path.is_dir() else path
     name = HubName.parse(str(path_or_name))
     if name is None and _URL.match(str(path_or_name)):
-        raise CheckpointError(f"{shown(str(path_or_name))}: found a URL, allowed {_ALLOWED}")
+        raise CheckpointError(f"{shown(str(path_or_name))}: found a URL, allowed a directory, or {_ID}")
     return path if name is None else _of_hub(name)
 
 

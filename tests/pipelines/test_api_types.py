@@ -65,8 +65,10 @@ def test_a_name_of_a_checkpoint(found: Any, tmp_path: Path) -> None:
             prepare(*named)
         error = caught.value
         assert (error.field, error.found, error.file) == (argument, found, "")
-        assert str(error).startswith(
-            f"{argument}: found {found!r}, allowed the name of a checkpoint: a directory, or a "
+        others = "a .gguf file, smollm2 " if argument == "target" else ""
+        assert str(error) == (
+            f"{argument}: found {found!r}, allowed the name of a checkpoint: a directory, {others}or a Hugging Face id "
+            "(ORG/NAME or ORG/NAME@REVISION)"
         )
     with pytest.raises(RequestError, match="target: found None"):
         prepare(None)  # type: ignore[arg-type]
