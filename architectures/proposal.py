@@ -21,3 +21,4 @@ class Proposal(NamedTuple):
     length: Int32[Array, "B"]  # number of tokens to verify; the tokens after them are not part of the proposal
     # Probability q of every draft id in every slot. None: the drafts are not sampled but the argmax of their logits.
     probabilities: Float[Array, "B D Vd"] | None = None
+    token_probabilities: Float[Array, "B D"] | None = None  # q of the drafts themselves

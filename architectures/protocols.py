@@ -70,6 +70,11 @@ class Draft(Protocol):
 
     config: DraftConfig
 
+    @property
+    def target_ids(self) -> Int32[Array, "Vd"] | None:
+        """The target id of every draft id; `None` if they are the same."""
+        ...
+
     def kv_params(self, page_size: int) -> KVParams:
         """Geometry of the draft's KV cache, which holds the context only; `page_size` is in positions."""
         ...

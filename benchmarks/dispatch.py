@@ -16,7 +16,7 @@ from dspark_jax.architectures.llama.config import parse_llama
 from dspark_jax.architectures.nn.attention.kv_cache import KVPages
 from dspark_jax.pipelines.bench.probes import alternating_medians
 from dspark_jax.pipelines.speculative.programs import Programs
-from dspark_jax.pipelines.speculative.state import RoundState, empty_state
+from dspark_jax.pipelines.speculative.state import RoundState, RowSizes, empty_state
 from dspark_jax.pipelines.speculative.step import StepConfig, speculative_step
 
 PAGE_SIZE = 16
@@ -49,9 +49,8 @@ class Variant:
 
     def __init__(self, target: DenseDecoder, entry: Any) -> None:
         pages = KVPages.zeros(target.kv_params(PAGE_SIZE), 1)
-        self.state: RoundState = empty_state(
-            pages, None, num_rows=1, pages_per_row=1, num_speculative_tokens=0, num_stop_ids=8
-        )
+        sizes = RowSizes(pages_per_row=1, num_pages=1, page_size=PAGE_SIZE, num_speculative_tokens=0, num_stop_ids=8)
+        self.state: RoundState = empty_state(pages, None, 1, sizes)
         self.entry = entry
 
     def __call__(self) -> Any:

@@ -18,7 +18,7 @@ from dspark_jax.architectures.dspark_draft.model import DSparkSpeculatorsDraft
 from dspark_jax.architectures.nn.attention.kv_cache import KVCache, KVPages
 from dspark_jax.architectures.nn.attention.ragged_batch import RaggedBatch
 from dspark_jax.architectures.proposal import Proposal
-from dspark_jax.pipelines.speculative.acceptance import accept_greedy
+from dspark_jax.pipelines.speculative.acceptance import accept_equal
 from dspark_jax.speculators_common.numerics.matmul import set_kernel_values
 
 VOCAB, WIDTH, LENGTH, BLOCK = 512, 64, 128, 5
@@ -103,7 +103,7 @@ def speculate(
         [captured["layers"][tap - 1]["__call__"].get_value()[0][0] for tap in draft.config.taps], axis=-1
     )
     target_tokens = jax.lax.dynamic_slice(jnp.argmax(logits[0], axis=-1).astype(jnp.int32), (anchor_at,), (BLOCK + 1,))
-    accepted, anchor = accept_greedy(Proposal(drafts, jnp.full((1,), BLOCK, jnp.int32)), target_tokens[None])
+    accepted, anchor = accept_equal(Proposal(drafts, jnp.full((1,), BLOCK, jnp.int32)), target_tokens[None])
 
     anchor_at = anchor_at + accepted[0] + 1
     position = jnp.arange(LENGTH, dtype=jnp.int32)

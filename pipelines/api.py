@@ -32,9 +32,9 @@ from dspark_jax.pipelines.checkpoints.loading import (
 from dspark_jax.pipelines.compilation import CompileClock
 from dspark_jax.pipelines.generation_result import GenerationResult, OnPiece, Output, Round, StreamPiece
 from dspark_jax.pipelines.requests import PromptFormat, RequestMaker
+from dspark_jax.pipelines.sampling.generation import Generation, GenerationFields, Request, changed
 from dspark_jax.pipelines.speculative.default_drafts import default_drafts
 from dspark_jax.pipelines.speculative.engine import Engine, plan_of
-from dspark_jax.pipelines.speculative.generation import Generation, GenerationFields, Request
 from dspark_jax.pipelines.speculative.sizes import EngineOptions, EnginePlan, drafts_per_round
 from dspark_jax.pipelines.text.prompts import Prompt
 from dspark_jax.speculators_common.errors import DSparkError, RequestError
@@ -215,21 +215,16 @@ class Pipeline:
         stream: OnPiece | None = None,
         **changes: Unpack[GenerationFields],
     ) -> list[GenerationResult]:
-        """Continue one prompt or several greedily; returns the results in the order of the prompts.
+        """Continue one prompt or several; returns the results in the order of the prompts.
 
         A prompt is text, a list of token ids, or a list of messages (`{"role": ..., "content": ...}`). Text becomes a
         user message in the model's chat format, unless `prompt_format` says otherwise; for models without a chat
-        template it is continued as it is. `generation` holds the options; its fields can be given as keywords
-        (`max_new_tokens=40`). `stream` is called with every `StreamPiece` as rounds complete. Without it many rounds
-        run on the device before the host reads their tokens, which is faster. Raises `RequestError` for prompts and
-        options that cannot be served, before any request runs.
+        template it is continued as it is. `generation` holds the options, greedy decoding by default; its fields can
+        be given as keywords (`max_new_tokens=40`, `temperature=0.7`). `stream` is called with every `StreamPiece` as
+        rounds complete. Without it many rounds run on the device before the host reads their tokens, which is faster.
+        Raises `RequestError` for prompts and options that cannot be served, before any request runs.
         """
-        stop_ids = changes.get("stop_ids")
-        if stop_ids is not None:
-            if not isinstance(stop_ids, Sequence) or isinstance(stop_ids, str):
-                raise RequestError(field="stop_ids", found=stop_ids, allowed="a list of token ids")
-            changes["stop_ids"] = tuple(stop_ids)
-        asked = dataclasses.replace(generation or Generation(), **changes)  # type: ignore[arg-type]
+        asked = changed(generation or Generation(), changes)
         requests = self.requests(prompts, asked, prompt_format)
         done = dict(self.run(requests, stream=stream))
         return [done[index] for index in range(len(requests))]

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dspark_jax.pipelines.speculative.generation import Generation, Request
+from dspark_jax.pipelines.sampling.generation import Generation, Request
 from dspark_jax.pipelines.speculative.sizes import EnginePlan
 from dspark_jax.pipelines.text.prompts import Prompt, as_prompts, encode_prompt
 from dspark_jax.pipelines.text.tokenizer import Tokenizer

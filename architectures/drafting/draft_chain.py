@@ -33,6 +33,11 @@ class DraftChain(nnx.Module):
     confidence_head: ConfidenceHead | None
     draft_to_target: VocabTable | None
 
+    @property
+    def target_ids(self) -> Int32[Array, "Vd"] | None:
+        """The target id of every draft id; `None` if they are the same."""
+        return None if self.draft_to_target is None else self.draft_to_target[...]
+
     def sample_draft_tokens(
         self,
         base_logits: Float[Array, "B Ds Vd"],

@@ -39,8 +39,8 @@ from dspark_jax.pipelines.bench.packed import PackedRounds, packed_rounds
 from dspark_jax.pipelines.bench.probes import RoundClock, StreamSeconds, stream_seconds
 from dspark_jax.pipelines.checkpoints.loading import LoadedDraft, LoadedTarget
 from dspark_jax.pipelines.compilation import CompileClock
+from dspark_jax.pipelines.sampling.generation import Generation, Request
 from dspark_jax.pipelines.speculative.engine import Engine
-from dspark_jax.pipelines.speculative.generation import Generation, Request
 from dspark_jax.pipelines.speculative.sizes import EngineOptions
 from dspark_jax.speculators_common.errors import RequestError
 

@@ -26,7 +26,7 @@ from dspark_jax.speculators_common.formats.choice import Choice
 
 if TYPE_CHECKING:
     from dspark_jax.pipelines.api import PreparedPipeline
-    from dspark_jax.pipelines.speculative.generation import Request
+    from dspark_jax.pipelines.sampling.generation import Request
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -205,7 +205,7 @@ def _requests(prepared: PreparedPipeline, args: argparse.Namespace, prompts: Seq
     if tokenizer is not None and tokenizer.chat_template is None and args.prompt_ids is None and not args.raw:
         _say(f"{prepared.target.checkpoint.path}: no chat template; the prompt is continued as it is")
     from dspark_jax.pipelines.requests import PromptFormat
-    from dspark_jax.pipelines.speculative.generation import Generation
+    from dspark_jax.pipelines.sampling.generation import Generation
 
     requests = prepared.requests(
         [prompt.content for prompt in prompts],

@@ -1,4 +1,7 @@
-"""Which drafts the target accepts, and where a row's output is cut. No other file makes these decisions."""
+"""Which drafts the target accepts, and where a row's output is cut. No other file makes these decisions.
+
+`docs/sampling.md` shows why the rules keep the target's distribution.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,17 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32, Shaped
 
 from dspark_jax.architectures.proposal import Proposal
+from dspark_jax.pipelines.sampling.draws import Purpose, Uniforms, row_sums, weighted_choice
+from dspark_jax.pipelines.sampling.edits import edited_logits, token_counts
+from dspark_jax.pipelines.sampling.filters import token_weights
+from dspark_jax.pipelines.sampling.policy import Policy
+from dspark_jax.pipelines.speculative.state import Rows
 
 Argmax = Callable[[Float[Array, "T V"]], Int32[Array, "T"]]
+_NO_MASS = 1e-8  # of a residual: what rounding leaves where target and draft agree
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class VerifyLogits:
     """The target's logits of the step's flat batch, and where those of each row's anchor and drafts are in it.
 
@@ -24,6 +33,8 @@ class VerifyLogits:
 
     flat: Float[Array, "T V"]  # float32
     index: Int32[Array, "B verified"]  # index in `flat` of the logits after the anchor (column 0) and after each draft
+    rows: Int32[Array, "T"]  # the row that each of the flat logits belongs to
+    positions: Int32[Array, "T"]  # of the token that the logits choose
 
     def by_row(self, reduced: Shaped[Array, "T *axes"]) -> Shaped[Array, "B verified *axes"]:
         """Results per flat token -> per row and verified position. Entries past a row's proposal are undefined."""
@@ -33,6 +44,15 @@ class VerifyLogits:
         return reduced[self.index]
 
 
+class TargetChoices(NamedTuple):
+    """What the target itself chooses, per flat logits."""
+
+    tokens: Int32[Array, "T"]
+    sampled: Bool[Array, "T"]  # drawn from `weights`; false: the most probable token
+    weights: Float[Array, "T V"]  # probabilities after all controls, times `total`
+    total: Float[Array, "T"]
+
+
 class Verdict(NamedTuple):
     """Per row: how many drafts are accepted (the longest prefix), and the token that the target adds after them."""
 
@@ -40,25 +60,106 @@ class Verdict(NamedTuple):
     next_token: Int32[Array, "B"]
 
 
-def decide(proposal: Proposal, logits: VerifyLogits, argmax: Argmax) -> Verdict:
-    """Greedy decision: a draft is accepted iff it is the argmax of the target's logits for its position.
+def decide(
+    proposal: Proposal,
+    logits: VerifyLogits,
+    rows: Rows,
+    policy: Policy,
+    argmax: Argmax,
+    draft_ids: Int32[Array, "Vd"] | None = None,
+) -> Verdict:
+    """Which drafts of each row are accepted, and the token after them; by what `rows` ask for, as far as `policy` has
+    it.
 
-    `argmax` must be exact and return the first index on ties.
+    `argmax` must be exact and return the first index on ties. `rows.history` holds the text and the drafts.
+    `draft_ids` are the target ids of the draft's vocabulary, `None` if it is the target's.
     """
-    return accept_greedy(proposal, logits.by_row(argmax(logits.flat)))
+    processed = _edited(logits, rows) if policy.edits else logits.flat
+    greedy = argmax(processed)
+    if not policy.samples:
+        return accept_equal(proposal, logits.by_row(greedy))
+    controls = rows.controls.of_rows(logits.rows)
+    weights = token_weights(processed, controls)
+    total = row_sums(weights)
+    uniforms = Uniforms(controls.seed, logits.positions)
+    drawn = weighted_choice(weights, uniforms.pair(Purpose.TARGET_CHOICE))
+    sampled = (controls.temperature > 0) & (total > 0) & jnp.isfinite(total)
+    target = TargetChoices(jnp.where(sampled, drawn, greedy), sampled, weights, total)
+    if proposal.probabilities is None:
+        return accept_equal(proposal, logits.by_row(target.tokens))
+    return accept_sampled(proposal, logits, target, uniforms, draft_ids)
 
 
-def accept_greedy(proposal: Proposal, target_tokens: Int32[Array, "B verified"]) -> Verdict:
+def _edited(logits: VerifyLogits, rows: Rows) -> Float[Array, "T V"]:
+    counts = token_counts(
+        rows.history,
+        rows.controls,
+        logits.by_row(logits.positions)[:, 0],
+        logits.rows,
+        logits.positions,
+        width=logits.index.shape[1],
+        vocab_size=logits.flat.shape[1],
+    )
+    controls, stop_ids = rows.controls.of_rows(logits.rows), rows.stop_ids[logits.rows]
+    return edited_logits(logits.flat, controls, counts, logits.positions, stop_ids)
+
+
+def accept_equal(proposal: Proposal, target_tokens: Int32[Array, "B verified"]) -> Verdict:
     """Draft i is accepted iff it equals `target_tokens[:, i]` and all earlier drafts are accepted.
 
-    `target_tokens[:, i]` is the target's own token for position `P + i + 1`; it has one column more than there are
-    drafts. The next token is the target's token at column `accepted`: a correction if a draft was rejected, else the
-    bonus. The text equals that of plain greedy decoding.
+    `target_tokens[:, i]` is the token that the target itself chooses for position `P + i + 1`, greedily or by its own
+    random numbers; there is one column more than there are drafts. The next token is the target's token at column
+    `accepted`: a correction if a draft was rejected, else the bonus. The text equals that of plain decoding with the
+    same numbers.
     """
-    slots = jnp.arange(proposal.tokens.shape[1], dtype=jnp.int32)[None, :]
-    agrees = (proposal.tokens == target_tokens[:, :-1]) & (slots < proposal.length[:, None])
-    accepted = jnp.sum(jnp.cumprod(agrees.astype(jnp.int32), axis=1), axis=1, dtype=jnp.int32)
+    accepted = _accepted(proposal, proposal.tokens == target_tokens[:, :-1])
     return Verdict(accepted, jnp.take_along_axis(target_tokens, accepted[:, None], axis=1)[:, 0])
+
+
+def accept_sampled(
+    proposal: Proposal,
+    logits: VerifyLogits,
+    target: TargetChoices,
+    uniforms: Uniforms,
+    draft_ids: Int32[Array, "Vd"] | None,
+) -> Verdict:
+    """Rejection sampling: draft y is accepted with probability `min(1, p(y) / q(y))`; the token that replaces the first
+    rejected draft is drawn from `max(p - q, 0)`, and the bonus from p. Distributions as in plain decoding.
+
+    `proposal` holds q, over draft ids; `draft_ids` are the target ids of these, `None` if they are the same. Rows that
+    do not sample accept by equality.
+    """
+    assert proposal.probabilities is not None
+    assert proposal.token_probabilities is not None
+    flat_index, rows = logits.index[:, :-1], jnp.arange(logits.index.shape[0], dtype=jnp.int32)
+    number = logits.by_row(uniforms.one(Purpose.ACCEPTANCE))[:, :-1]
+    weight, total = target.weights[flat_index, proposal.tokens], logits.by_row(target.total)
+    is_likely = number * proposal.token_probabilities * total[:, :-1] < weight
+    tokens, sampled = logits.by_row(target.tokens), logits.by_row(target.sampled)
+    accepted = _accepted(proposal, jnp.where(sampled[:, :-1], is_likely, proposal.tokens == tokens[:, :-1]))
+
+    end = logits.index[rows, accepted]
+    probabilities = target.weights[end] / jnp.maximum(target.total[end], jnp.finfo(jnp.float32).tiny)[:, None]
+    rejected = jnp.minimum(accepted, proposal.tokens.shape[1] - 1)
+    drafted = jnp.zeros_like(probabilities)
+    ids = jnp.arange(proposal.probabilities.shape[2], dtype=jnp.int32) if draft_ids is None else draft_ids
+    drafted = drafted.at[:, ids].set(proposal.probabilities[rows, rejected])
+    residual = weighted_choice(residual_weights(probabilities, drafted), uniforms.pair(Purpose.RESIDUAL_CHOICE)[end])
+    is_residual = (accepted < proposal.length) & target.sampled[end]
+    return Verdict(accepted, jnp.where(is_residual, residual, target.tokens[end]))
+
+
+def residual_weights(p: Float[Array, "B V"], q: Float[Array, "B V"]) -> Float[Array, "B V"]:
+    """`max(p - q, 0)`, not normalised: what is left of p after the drafts from q. Without any mass left, p itself."""
+    left = jnp.maximum(p - q, 0)
+    return jnp.where((row_sums(left) > _NO_MASS)[:, None], left, p)
+
+
+def _accepted(proposal: Proposal, agrees: Bool[Array, "B k"]) -> Int32[Array, "B"]:
+    """The number of drafts before the first one that is not agreed to or not part of the proposal."""
+    slots = jnp.arange(proposal.tokens.shape[1], dtype=jnp.int32)[None, :]
+    agrees = agrees & (slots < proposal.length[:, None])
+    return jnp.sum(jnp.cumprod(agrees.astype(jnp.int32), axis=1), axis=1, dtype=jnp.int32)
 
 
 class Emission(NamedTuple):

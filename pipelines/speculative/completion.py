@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from dspark_jax.pipelines.speculative.generation import Request
+from dspark_jax.pipelines.sampling.generation import Request
 
 FinishReason = Literal["stop", "length", "cancelled"]
+
+
+class TokenLogprobs(NamedTuple):
+    """Natural log-probabilities at one output position, by the model alone, without any sampling control."""
+
+    chosen: float  # of the output token
+    top: tuple[tuple[int, float], ...]  # (token id, log-probability) of the most probable tokens, in falling order
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -21,6 +28,7 @@ class Completion:
     request: Request
     allowed_new_tokens: int  # the request's budget, or the rest of the longest sequence if that is less
     output_ids: list[int] = dataclasses.field(default_factory=list)
+    logprobs: list[TokenLogprobs] = dataclasses.field(default_factory=list)  # per output id, where asked for
     finish_reason: FinishReason | None = None
     rounds: list[tuple[int, int]] = dataclasses.field(default_factory=list)  # (proposed, accepted) drafts
     non_finite_rounds: int = 0  # rounds after which the draft gave states that are not finite, and proposed nothing

@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-import jax
-import numpy as np
-
 from dspark_jax.architectures.protocols import Draft, Target
+from dspark_jax.pipelines.sampling.generation import Generation, Request
+from dspark_jax.pipelines.sampling.policy import GREEDY, Policy
 from dspark_jax.pipelines.speculative.completion import Completion
-from dspark_jax.pipelines.speculative.generation import Generation, Request
 from dspark_jax.pipelines.speculative.loop import LoopOutput
 from dspark_jax.pipelines.speculative.probe import ProgramProbe, RoundTimes
+from dspark_jax.pipelines.speculative.results import PendingProgram, read_results, record
 from dspark_jax.pipelines.speculative.runner import Runner
 from dspark_jax.pipelines.speculative.scheduler import Job, RequestId, Scheduler
-from dspark_jax.pipelines.speculative.sizes import EngineOptions, EnginePlan
-from dspark_jax.pipelines.speculative.state import NO_TOKEN, RoundOutput
+from dspark_jax.pipelines.speculative.sizes import EngineOptions, EnginePlan, plan_of
+from dspark_jax.pipelines.speculative.state import RoundOutput
 from dspark_jax.speculators_common.errors import RequestError
 
 __all__ = ["Completion", "Engine", "EngineOptions", "Event", "OnTokens", "Request"]
@@ -42,14 +40,6 @@ class Event:
     def is_end(self) -> bool:
         """Whether this is the last event of the request."""
         return self.completion.finish_reason is not None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _PendingProgram:
-    """A program that was started and whose results were not read yet. `jobs` maps rows of the output to their jobs."""
-
-    output: RoundOutput | LoopOutput
-    jobs: Mapping[int, Job]
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -79,7 +69,7 @@ class Engine:
         self.runner = Runner(target, draft, self.plan)
         self._scheduler = Scheduler(self.plan)
         self.counters = Counters()
-        self._pending: collections.deque[_PendingProgram] = collections.deque()
+        self._pending: collections.deque[PendingProgram] = collections.deque()
         self._ended: list[Event] = []  # last events of cancelled requests, not returned by `step` yet
         self._next_id = 0
 
@@ -103,7 +93,7 @@ class Engine:
         self.plan.check(request)
         identifier, self._next_id = self._next_id, self._next_id + 1
         completion = Completion(request=request, allowed_new_tokens=self.plan.allowed_new_tokens(request))
-        self._scheduler.submit(Job(id=identifier, completion=completion))
+        self._scheduler.submit(Job(id=identifier, completion=completion, seed_words=request.seed_words()))
         return identifier
 
     def cancel(self, identifier: RequestId) -> bool:
@@ -167,33 +157,39 @@ class Engine:
         done: dict[int, Completion] = dict(self.run(requests, stream=stream, on_tokens=on_tokens))
         return [done[index] for index in range(len(requests))]
 
-    def warmup(self, *, stream: bool | None = None) -> int:
+    def warmup(self, *, stream: bool | None = None, policies: Sequence[Policy] = (GREEDY,)) -> int:
         """Compile every program that a request can need, by running each on inert rows; returns their number.
 
-        `stream` restricts it to one driver: true to one round per call, false to the device loop. No request may wait
-        or run.
+        `stream` restricts it to one driver: true to one round per call, false to the device loop. `policies` are what
+        the requests will use, and what they will use together. No request may wait or run.
         """
         assert not self.has_work
-        count, runner, plan = 0, self.runner, self.plan
-        for num_pages in plan.page_buckets:
-            for width in self.options.prefill_chunks:
-                runner.prefill(0, (), width=width, is_last=False, num_pages=num_pages)
-                count += 1
-            if self.options.batch_size > 1:
-                runner.mixed({}, last=(), width=self._mixed_width, num_pages=num_pages)
-                count += 1
-            for num_tokens in plan.token_buckets:
-                if stream in (None, True):
-                    runner.round(num_pages=num_pages, num_tokens=num_tokens)
-                    count += 1
-                if stream in (None, False):
-                    runner.loop(num_pages=num_pages, num_tokens=num_tokens, until_any_finishes=False)
-                    count += 1
+        runner, count = self.runner, 0
+        for runner.policy in policies:
+            count += sum(self._warm_programs(num_pages, stream) for num_pages in self.plan.page_buckets)
         request = Request(prompt_ids=(0,), generation=Generation(max_new_tokens=1))
-        runner.admit(0, Job(id=-1, completion=Completion(request=request, allowed_new_tokens=0)))
+        completion = Completion(request=request, allowed_new_tokens=0)
+        runner.admit(0, Job(id=-1, completion=completion, seed_words=request.seed_words()))
         runner.set_pages({})
         runner.retire([0])
         runner.wait()
+        return count
+
+    def _warm_programs(self, num_pages: int, stream: bool | None) -> int:
+        runner, count = self.runner, 0
+        for width in self.options.prefill_chunks:
+            runner.prefill(0, (), width=width, is_last=False, num_pages=num_pages)
+            count += 1
+        if self.options.batch_size > 1:
+            runner.mixed({}, last=(), width=self._mixed_width, num_pages=num_pages)
+            count += 1
+        for num_tokens in self.plan.token_buckets:
+            if stream in (None, True):
+                runner.round(num_pages=num_pages, num_tokens=num_tokens)
+                count += 1
+            if stream in (None, False):
+                runner.loop(num_pages=num_pages, num_tokens=num_tokens, until_any_finishes=False)
+                count += 1
         return count
 
     def probe(
@@ -232,6 +228,7 @@ class Engine:
         scheduler = self._scheduler
         for row, job in scheduler.admit():
             self.runner.admit(row, job)
+        self.runner.policy = Policy.joint(job.request.generation for _, job in scheduler.live())
         if any(job.is_prefilling for _, job in scheduler.live()):
             if any(not job.is_prefilling for _, job in scheduler.live()):
                 self._start_mixed()
@@ -253,7 +250,7 @@ class Engine:
                     job.num_prefilled = end
                     self.counters.prompt_chunks += 1
                     if is_last:
-                        self._pending.append(_PendingProgram(output=output, jobs={0: job}))
+                        self._pending.append(PendingProgram(output=output, jobs={0: job}))
 
     def _start_mixed(self) -> None:
         """One program: a chunk of prompt tokens, oldest requests first, and a round of the rows that decode."""
@@ -276,7 +273,7 @@ class Engine:
             num_pages = self.plan.page_bucket(max(positions[row] for row in running))
             self.counters.mixed_steps += 1
             output = self.runner.mixed(parts, last=last, width=width, num_pages=num_pages)
-            self._pending.append(_PendingProgram(output=output, jobs=running))
+            self._pending.append(PendingProgram(output=output, jobs=running))
 
     def _start_rounds(self, stream: bool) -> None:
         scheduler, rounds = self._scheduler, 1 if stream else self.options.rounds_per_call
@@ -297,7 +294,7 @@ class Engine:
             output = self.runner.loop(
                 num_pages=num_pages, num_tokens=num_tokens, until_any_finishes=bool(scheduler.waiting)
             )
-        self._pending.append(_PendingProgram(output=output, jobs=running))
+        self._pending.append(PendingProgram(output=output, jobs=running))
 
     def _round_end(self, job: Job) -> int:
         """The number of positions that are in use after the job's next round: P plus the anchor and its drafts."""
@@ -330,43 +327,18 @@ class Engine:
             yield start, width
             start += width
 
-    def _read_results(self, pending: _PendingProgram) -> list[Event]:
+    def _read_results(self, pending: PendingProgram) -> list[Event]:
         """Wait for the results of a program, record them, and free the rows of requests that ended."""
-        host = jax.device_get(pending.output)
-        if isinstance(host, LoopOutput):
-            counts, proposed, accepted = host.num_rounds, host.proposed, host.accepted
-        else:
-            counts = host.is_round.astype(np.int32)
-            proposed, accepted = host.proposed[:, None], host.accepted[:, None]
         events = []
-        for row, job in pending.jobs.items():
-            if job.completion.finish_reason is None:
-                rounds = zip(proposed[row, : counts[row]].tolist(), accepted[row, : counts[row]].tolist(), strict=True)
-                tokens = host.tokens[row][host.tokens[row] != NO_TOKEN].tolist()
-                self._record(job, tokens, list(rounds), int(host.non_finite[row]))
-                job.next_length = int(host.next_length[row])
-                event = Event(id=job.id, tokens=tuple(tokens), completion=job.completion)
-                if event.tokens or event.is_end:
-                    events.append(event)
+        for results in read_results(pending):
+            record(results)
+            event = Event(id=results.job.id, tokens=tuple(results.tokens), completion=results.job.completion)
+            if event.tokens or event.is_end:
+                events.append(event)
         for row, job in list(self._scheduler.live()):
             if job.completion.finish_reason is not None:
                 self._scheduler.release(row)
         return events
-
-    def _record(self, job: Job, tokens: list[int], rounds: list[tuple[int, int]], non_finite: int) -> None:
-        completion, now = job.completion, time.perf_counter()
-        if tokens and not job.first_token_at:
-            job.first_token_at = now
-            completion.prefill_seconds = now - job.admitted_at
-        job.num_emitted += len(tokens)
-        completion.output_ids += tokens
-        completion.rounds += rounds
-        completion.non_finite_rounds += non_finite
-        completion.decode_seconds = now - job.first_token_at if job.first_token_at else 0.0
-        if completion.output_ids and completion.output_ids[-1] in completion.request.stop_ids:
-            completion.finish_reason = "stop"
-        elif job.remaining <= 0:
-            completion.finish_reason = "length"
 
     def _end(self, job: Job) -> bool:
         job.completion.finish_reason = "cancelled"
@@ -383,14 +355,3 @@ class Engine:
         if live:
             self.runner.retire(live)
         self._ended = []
-
-
-def plan_of(target: Target, draft: Draft | None, options: EngineOptions) -> EnginePlan:
-    """The plan for two modules. Their parameters may be abstract (`jax.ShapeDtypeStruct`)."""
-    return EnginePlan.of(
-        options,
-        vocab_size=int(target.config.vocab_size),
-        target_params=target.kv_params(options.page_size),
-        draft=None if draft is None else draft.config,
-        draft_params=None if draft is None else draft.kv_params(options.page_size),
-    )

@@ -6,8 +6,9 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int32
+from jaxtyping import Array, Bool, Int32, Shaped
 
+from dspark_jax.pipelines.sampling.logprobs import Logprobs, empty_logprobs
 from dspark_jax.pipelines.speculative.state import NO_TOKEN, RoundOutput, RoundState, Rows
 from dspark_jax.pipelines.speculative.step import Step
 
@@ -24,6 +25,7 @@ class LoopOutput:
     num_rounds: Int32[Array, "B"]
     next_length: Int32[Array, "B"]  # length of the proposal for the next round
     non_finite: Int32[Array, "B"]  # rounds after which the draft's states were not finite
+    logprobs: Logprobs | None = None  # of `tokens`
 
 
 def decode_loop(
@@ -34,13 +36,15 @@ def decode_loop(
     last_position: int,
     until_any_finishes: Bool[Array, ""],
     token_range: range | None = None,
+    num_logprobs: int | None = None,
 ) -> tuple[RoundState, LoopOutput]:
     """Run `step` until every row is finished, `max_rounds` rounds are done, or the next verification of a live row
     would write beyond `last_position` or beyond the row's last page.
 
     With `until_any_finishes` the loop also ends when a row that was live at the start finishes, so that a waiting
     request can take its place. With `token_range` it ends before a round whose total number of tokens, over all rows,
-    is outside the range: another program, with a flat batch of another length, runs that round.
+    is outside the range: another program, with a flat batch of another length, runs that round. `num_logprobs` is the
+    number of most probable tokens that a round reports; `None` if it reports no log-probabilities.
     """
     live_at_start = ~state.rows.finished
     num_speculative_tokens = state.rows.proposal.tokens.shape[1]
@@ -64,7 +68,7 @@ def decode_loop(
         state, output = step(state, None)
         return rounds + 1, state, _append(done, output)
 
-    empty = _empty_output(state.rows.num_rows, max_rounds, num_speculative_tokens + 1)
+    empty = _empty_output(state.rows.num_rows, max_rounds, num_speculative_tokens + 1, num_logprobs)
     start = (jnp.zeros((), jnp.int32), state, empty)
     _, state, done = jax.lax.while_loop(lambda carry: continues((carry[0], carry[1].rows, carry[2])), body, start)
     return state, dataclasses.replace(done, next_length=state.rows.proposal.length)
@@ -77,7 +81,7 @@ def _end_of_pages(state: RoundState) -> Int32[Array, "B"]:
     return assigned * pages.page_size
 
 
-def _empty_output(num_rows: int, max_rounds: int, width: int) -> LoopOutput:
+def _empty_output(num_rows: int, max_rounds: int, width: int, num_logprobs: int | None) -> LoopOutput:
     def zeros() -> Int32[Array, "B"]:
         return jnp.zeros((num_rows,), jnp.int32)
 
@@ -89,6 +93,7 @@ def _empty_output(num_rows: int, max_rounds: int, width: int) -> LoopOutput:
         num_rounds=zeros(),
         next_length=zeros(),
         non_finite=zeros(),
+        logprobs=None if num_logprobs is None else empty_logprobs(num_rows, max_rounds * width, num_logprobs),
     )
 
 
@@ -98,12 +103,17 @@ def _append(done: LoopOutput, output: RoundOutput) -> LoopOutput:
     # An index beyond the end is dropped.
     index = jnp.where(output.tokens == NO_TOKEN, done.tokens.shape[1], index)
     round_index = jnp.where(output.is_round, done.num_rounds, done.proposed.shape[1])
+
+    def added(stored: Shaped[Array, "B N *axes"], new: Shaped[Array, "B verified *axes"]) -> Shaped[Array, "B N *axes"]:
+        return stored.at[rows[:, None], index].set(new, mode="drop")
+
     return LoopOutput(
-        tokens=done.tokens.at[rows[:, None], index].set(output.tokens, mode="drop"),
+        tokens=added(done.tokens, output.tokens),
         num_tokens=done.num_tokens + output.num_tokens,
         proposed=done.proposed.at[rows, round_index].set(output.proposed, mode="drop"),
         accepted=done.accepted.at[rows, round_index].set(output.accepted, mode="drop"),
         num_rounds=done.num_rounds + output.is_round.astype(jnp.int32),
         next_length=done.next_length,
         non_finite=done.non_finite + output.non_finite.astype(jnp.int32),
+        logprobs=jax.tree.map(added, done.logprobs, output.logprobs),
     )

@@ -47,13 +47,10 @@ class ProgramProbe:
         self._programs, self._num_verified, self._num_tokens = programs, num_verified, num_tokens
         per_row = plan.page_buckets[-1]
         num_pages = num_rows * per_row
-        rows = empty_rows(
-            num_rows=num_rows,
-            pages_per_row=per_row,
-            num_pages=num_pages,
-            num_speculative_tokens=num_verified,
-            num_stop_ids=plan.options.max_stop_ids,
+        sizes = dataclasses.replace(
+            plan.row_sizes, pages_per_row=per_row, num_pages=num_pages, num_speculative_tokens=num_verified
         )
+        rows = empty_rows(num_rows, sizes)
         table = np.arange(num_pages, dtype=np.int32).reshape(num_rows, per_row)
         self._state = RoundState(
             target_pages=KVPages.zeros(plan.target_params, num_pages),

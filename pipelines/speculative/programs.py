@@ -2,7 +2,7 @@
 
 Each is one XLA executable over a donated state. The modules' arrays are passed as flat leaves and the graph definition
 is closed over, because that is the cheapest dispatch (`benchmarks/dispatch.py`). The number of programs is bounded: one
-per kind, page bucket, token bucket and chunk bucket.
+per kind, page bucket, token bucket, chunk bucket and policy.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from flax import nnx
 from jaxtyping import Array, Bool, Int32
 
 from dspark_jax.architectures.protocols import Draft, Target
+from dspark_jax.pipelines.sampling.logprobs import top_count
+from dspark_jax.pipelines.sampling.policy import GREEDY, Policy
 from dspark_jax.pipelines.speculative.loop import LoopOutput, decode_loop
 from dspark_jax.pipelines.speculative.state import PromptChunk, RoundOutput, RoundState, Rows, row_of, with_row
 from dspark_jax.pipelines.speculative.step import Step, StepConfig, speculative_step
@@ -33,25 +35,32 @@ class Programs:
     ) -> None:
         self.num_speculative_tokens = num_speculative_tokens if draft is not None else 0
         self.page_size, self.max_rounds = page_size, max_rounds
+        self._num_logprobs = top_count(target.config.vocab_size)
         self._graphdef, modules = nnx.split((target, draft))
         leaves, self._treedef = jax.tree.flatten(modules)
         self._leaves = tuple(leaves)
-        sizes = ("num_pages", "num_tokens")
-        self._round = jax.jit(self._round_program, donate_argnums=1, static_argnames=sizes)
-        self._loop = jax.jit(self._loop_program, donate_argnums=1, static_argnames=("num_pages", "token_range"))
-        self._mixed = jax.jit(self._mixed_program, donate_argnums=1, static_argnames=("num_pages",))
-        self._prefill = jax.jit(self._prefill_program, donate_argnums=1, static_argnames=("num_pages",))
+        static = ("num_pages", "policy")
+        self._round = jax.jit(self._round_program, donate_argnums=1, static_argnames=(*static, "num_tokens"))
+        self._loop = jax.jit(self._loop_program, donate_argnums=1, static_argnames=(*static, "token_range"))
+        self._mixed = jax.jit(self._mixed_program, donate_argnums=1, static_argnames=static)
+        self._prefill = jax.jit(self._prefill_program, donate_argnums=1, static_argnames=static)
         self._admit = jax.jit(with_row)
         self._retire = jax.jit(_retire_program)
 
     def round(
-        self, state: RoundState, *, num_pages: int, num_tokens: int | None = None
+        self, state: RoundState, *, num_pages: int, num_tokens: int | None = None, policy: Policy = GREEDY
     ) -> tuple[RoundState, RoundOutput]:
         """One round of every live row."""
-        return self._round(self._leaves, state, num_pages=num_pages, num_tokens=num_tokens)
+        return self._round(self._leaves, state, num_pages=num_pages, num_tokens=num_tokens, policy=policy)
 
     def loop(
-        self, state: RoundState, *, num_pages: int, token_range: range | None = None, until_any_finishes: bool
+        self,
+        state: RoundState,
+        *,
+        num_pages: int,
+        token_range: range | None = None,
+        until_any_finishes: bool,
+        policy: Policy = GREEDY,
     ) -> tuple[RoundState, LoopOutput]:
         """Up to `max_rounds` rounds on the device.
 
@@ -59,18 +68,28 @@ class Programs:
         is the length of the flat batch; `None` means any number, and room for every draft.
         """
         until = jnp.asarray(until_any_finishes)
-        return self._loop(self._leaves, state, until, num_pages=num_pages, token_range=token_range)
+        return self._loop(self._leaves, state, until, num_pages=num_pages, token_range=token_range, policy=policy)
 
-    def mixed(self, state: RoundState, chunk: PromptChunk, *, num_pages: int) -> tuple[RoundState, RoundOutput]:
+    def mixed(
+        self, state: RoundState, chunk: PromptChunk, *, num_pages: int, policy: Policy = GREEDY
+    ) -> tuple[RoundState, RoundOutput]:
         """Prompt tokens of some rows and one round of the others."""
-        return self._mixed(self._leaves, state, chunk, num_pages=num_pages)
+        return self._mixed(self._leaves, state, chunk, num_pages=num_pages, policy=policy)
 
     def prefill(
-        self, state: RoundState, row: int, tokens: Int32[Array, "C"], length: int, is_last: bool, *, num_pages: int
+        self,
+        state: RoundState,
+        row: int,
+        tokens: Int32[Array, "C"],
+        length: int,
+        is_last: bool,
+        *,
+        num_pages: int,
+        policy: Policy = GREEDY,
     ) -> tuple[RoundState, RoundOutput]:
         """`length` prompt tokens of one row, padded to a chunk bucket. The output has one row."""
         scalars = (jnp.asarray(row, jnp.int32), jnp.asarray(length, jnp.int32), jnp.asarray(is_last))
-        return self._prefill(self._leaves, state, tokens, *scalars, num_pages=num_pages)
+        return self._prefill(self._leaves, state, tokens, *scalars, num_pages=num_pages, policy=policy)
 
     def admit(self, state: RoundState, row: int, fresh: Rows) -> RoundState:
         """Replace row `row` by `fresh`, rows with B = 1, for a new request. Nothing of the former request is kept."""
@@ -84,23 +103,34 @@ class Programs:
 
     def lower_round(self, state: RoundState, *, num_pages: int) -> Any:
         """The lowered round, for inspection (`.compile().as_text()`)."""
-        return self._round.lower(self._leaves, state, num_pages=num_pages, num_tokens=None)
+        return self._round.lower(self._leaves, state, num_pages=num_pages, num_tokens=None, policy=GREEDY)
 
     def lower_loop(self, state: RoundState, *, num_pages: int) -> Any:
         """The lowered device loop, for inspection."""
-        return self._loop.lower(self._leaves, state, jnp.asarray(False), num_pages=num_pages, token_range=None)
+        return self._loop.lower(
+            self._leaves, state, jnp.asarray(False), num_pages=num_pages, token_range=None, policy=GREEDY
+        )
 
-    def _step(self, leaves: tuple[Array, ...], num_pages: int, num_tokens: int | None = None) -> Step:
+    def _step(self, leaves: tuple[Array, ...], num_pages: int, policy: Policy, num_tokens: int | None = None) -> Step:
         target, draft = nnx.merge(self._graphdef, jax.tree.unflatten(self._treedef, leaves))
         config = StepConfig(
-            num_speculative_tokens=self.num_speculative_tokens, num_pages=num_pages, num_tokens=num_tokens
+            num_speculative_tokens=self.num_speculative_tokens,
+            num_pages=num_pages,
+            num_tokens=num_tokens,
+            policy=policy,
         )
         return speculative_step(target, draft, config)
 
     def _round_program(
-        self, leaves: tuple[Array, ...], state: RoundState, *, num_pages: int, num_tokens: int | None
+        self,
+        leaves: tuple[Array, ...],
+        state: RoundState,
+        *,
+        num_pages: int,
+        policy: Policy,
+        num_tokens: int | None,
     ) -> tuple[RoundState, RoundOutput]:
-        return self._step(leaves, num_pages, num_tokens)(state, None)
+        return self._step(leaves, num_pages, policy, num_tokens)(state, None)
 
     def _loop_program(
         self,
@@ -109,21 +139,23 @@ class Programs:
         until_any_finishes: Bool[Array, ""],
         *,
         num_pages: int,
+        policy: Policy,
         token_range: range | None,
     ) -> tuple[RoundState, LoopOutput]:
         return decode_loop(
-            self._step(leaves, num_pages, None if token_range is None else token_range[-1]),
+            self._step(leaves, num_pages, policy, None if token_range is None else token_range[-1]),
             state,
             max_rounds=self.max_rounds,
             last_position=num_pages * self.page_size - 1,
             until_any_finishes=until_any_finishes,
             token_range=token_range,
+            num_logprobs=self._num_logprobs if policy.logprobs else None,
         )
 
     def _mixed_program(
-        self, leaves: tuple[Array, ...], state: RoundState, chunk: PromptChunk, *, num_pages: int
+        self, leaves: tuple[Array, ...], state: RoundState, chunk: PromptChunk, *, num_pages: int, policy: Policy
     ) -> tuple[RoundState, RoundOutput]:
-        return self._step(leaves, num_pages)(state, chunk)
+        return self._step(leaves, num_pages, policy)(state, chunk)
 
     def _prefill_program(
         self,
@@ -135,11 +167,12 @@ class Programs:
         is_last: Bool[Array, ""],
         *,
         num_pages: int,
+        policy: Policy,
     ) -> tuple[RoundState, RoundOutput]:
         """The step on one row of the state, so that the cost of a prompt does not depend on the batch size."""
         view = dataclasses.replace(state, rows=row_of(state.rows, row))
         chunk = PromptChunk(tokens=tokens, lengths=length[None], is_prompt=jnp.ones((1,), bool), is_last=is_last[None])
-        view, output = self._step(leaves, num_pages)(view, chunk)
+        view, output = self._step(leaves, num_pages, policy)(view, chunk)
         return dataclasses.replace(view, rows=with_row(state.rows, row, view.rows)), output
 
 

@@ -13,6 +13,8 @@ import numpy as np
 
 from dspark_jax.architectures.nn.attention.kv_cache import KVPages
 from dspark_jax.architectures.protocols import Draft, Target
+from dspark_jax.pipelines.sampling.controls import request_controls
+from dspark_jax.pipelines.sampling.policy import GREEDY
 from dspark_jax.pipelines.speculative.loop import LoopOutput
 from dspark_jax.pipelines.speculative.probe import RoundTimes
 from dspark_jax.pipelines.speculative.programs import Programs
@@ -45,6 +47,7 @@ class Runner:
         self._state: RoundState | None = self._empty_state()
         self._times: list[RoundTimes] | None = None
         self._table: np.ndarray | None = None  # the page table on the device; None if not known
+        self.policy = GREEDY  # of the programs that are started next
 
     def admit(self, row: int, job: Job) -> None:
         """Make the row live for `job`, with nothing stored and without pages."""
@@ -73,7 +76,7 @@ class Runner:
         tokens = np.zeros((width,), np.int32)
         tokens[: len(ids)] = ids
         self._state, output = self.programs.prefill(
-            self._donated(), row, jnp.asarray(tokens), len(ids), is_last, num_pages=num_pages
+            self._donated(), row, jnp.asarray(tokens), len(ids), is_last, num_pages=num_pages, policy=self.policy
         )
         return output
 
@@ -97,14 +100,14 @@ class Runner:
             is_prompt=jnp.asarray(is_prompt),
             is_last=jnp.asarray(is_last),
         )
-        self._state, output = self.programs.mixed(self._donated(), chunk, num_pages=num_pages)
+        self._state, output = self.programs.mixed(self._donated(), chunk, num_pages=num_pages, policy=self.policy)
         return output
 
     def round(self, *, num_pages: int, num_tokens: int) -> RoundOutput:
         """One round of all live rows."""
         entered = time.perf_counter()
         self._state, output = self.programs.round(
-            self._donated(), num_pages=num_pages, num_tokens=self._bucket(num_tokens)
+            self._donated(), num_pages=num_pages, num_tokens=self._bucket(num_tokens), policy=self.policy
         )
         if self._times is not None:
             jax.block_until_ready((self._state, output))
@@ -128,6 +131,7 @@ class Runner:
             num_pages=num_pages,
             token_range=self.plan.tokens_of_bucket(num_tokens),
             until_any_finishes=until_any_finishes,
+            policy=self.policy,
         )
         return output
 
@@ -146,14 +150,8 @@ class Runner:
         return None if num_tokens >= self.plan.token_buckets[-1] else num_tokens
 
     def _fresh(self, job: Job) -> Rows:
-        plan, request = self.plan, job.request
-        rows = empty_rows(
-            num_rows=1,
-            pages_per_row=plan.pages_per_row,
-            num_pages=plan.num_pages,
-            num_speculative_tokens=plan.num_speculative_tokens,
-            num_stop_ids=plan.options.max_stop_ids,
-        )
+        request = job.request
+        rows = empty_rows(1, self.plan.row_sizes)
         stops = [*request.stop_ids, *[NO_TOKEN] * (self.plan.options.max_stop_ids - len(request.stop_ids))]
         return dataclasses.replace(
             rows,
@@ -161,6 +159,9 @@ class Runner:
             finished=jnp.zeros((1,), bool),
             stop_ids=jnp.asarray([stops], jnp.int32),
             confidence_threshold=jnp.asarray([request.generation.confidence_threshold], jnp.float32),
+            controls=request_controls(
+                request.generation, job.seed_words, len(request.prompt_ids), self.plan.options.max_biased_ids
+            ),
         )
 
     def _empty_state(self) -> RoundState:
@@ -168,10 +169,8 @@ class Runner:
         return empty_state(
             KVPages.zeros(plan.target_params, plan.num_pages),
             None if plan.draft_params is None else KVPages.zeros(plan.draft_params, plan.num_pages),
-            num_rows=plan.options.batch_size,
-            pages_per_row=plan.pages_per_row,
-            num_speculative_tokens=plan.num_speculative_tokens,
-            num_stop_ids=plan.options.max_stop_ids,
+            plan.options.batch_size,
+            plan.row_sizes,
         )
 
     def _donated(self) -> RoundState:

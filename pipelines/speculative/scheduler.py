@@ -13,8 +13,10 @@ import dataclasses
 import time
 from collections.abc import Iterator
 
+import numpy as np
+
+from dspark_jax.pipelines.sampling.generation import Request
 from dspark_jax.pipelines.speculative.completion import Completion
-from dspark_jax.pipelines.speculative.generation import Request
 from dspark_jax.pipelines.speculative.page_pool import PagePool
 from dspark_jax.pipelines.speculative.sizes import EnginePlan
 
@@ -27,6 +29,7 @@ class Job:
 
     id: RequestId
     completion: Completion
+    seed_words: np.ndarray  # of the request's random numbers, the same after a preemption
     prefill_ids: tuple[int, ...] = ()
     num_prefilled: int = 0
     num_emitted: int = 0  # tokens emitted since the last admission

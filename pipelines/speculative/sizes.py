@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Literal, get_args
 
 from dspark_jax.architectures.nn.attention.kv_params import KVParams
-from dspark_jax.pipelines.speculative.generation import Generation, Request
+from dspark_jax.architectures.protocols import Draft, Target
+from dspark_jax.pipelines.sampling.checks import check_generation
+from dspark_jax.pipelines.sampling.generation import Generation, Request
+from dspark_jax.pipelines.speculative.state import RowSizes
 from dspark_jax.speculators_common.errors import RequestError
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig
-from dspark_jax.speculators_common.scalars import is_integer, is_number
+from dspark_jax.speculators_common.scalars import is_integer
 
 _SMALLEST_BUCKET = 256  # positions; every bucket costs seconds of compilation
 _PACKED_SHARES = (0.6,)  # packed flat batches hold this share of all drafts that the rows can have
+
+
+ProposalKind = Literal["argmax", "sampled"]
+PROPOSAL_KINDS: tuple[ProposalKind, ...] = get_args(ProposalKind)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,6 +35,8 @@ class EngineOptions:
     prefill_chunks: tuple[int, ...] = (64, 256)  # widths in tokens that prompt chunks are padded to
     rounds_per_call: int = 32  # rounds of one device loop
     max_stop_ids: int = 8  # per request
+    max_biased_ids: int = 320  # per request, banned ids included
+    proposal: ProposalKind = "argmax"  # how drafts are chosen where a request samples
 
 
 def drafts_per_round(draft: DraftConfig | None, asked: int | None) -> int:
@@ -58,6 +68,7 @@ class EnginePlan:
     is_cut_by_confidence: bool  # a confidence head can make proposals shorter than k
     target_params: KVParams
     draft_params: KVParams | None
+    draft_vocab_size: int | None  # Vd; None without a draft
 
     @classmethod
     def of(
@@ -79,6 +90,7 @@ class EnginePlan:
             is_cut_by_confidence=draft is not None and draft.enable_confidence_head,
             target_params=target_params,
             draft_params=draft_params,
+            draft_vocab_size=None if draft is None else draft.draft_vocab_size,
         )
 
     @property
@@ -95,6 +107,19 @@ class EnginePlan:
     def num_pages(self) -> int:
         """Pages of the whole pool."""
         return self.options.num_pages or self.options.batch_size * self.pages_per_row
+
+    @property
+    def row_sizes(self) -> RowSizes:
+        """The sizes of the per-row state."""
+        return RowSizes(
+            pages_per_row=self.pages_per_row,
+            num_pages=self.num_pages,
+            page_size=self.options.page_size,
+            num_speculative_tokens=self.num_speculative_tokens,
+            num_stop_ids=self.options.max_stop_ids,
+            num_biased_ids=self.options.max_biased_ids,
+            draft_vocab_size=self.draft_vocab_size if self.options.proposal == "sampled" else None,
+        )
 
     @property
     def kv_bytes(self) -> int:
@@ -153,19 +178,12 @@ class EnginePlan:
 
     def check_generation(self, generation: Generation) -> None:
         """Raise `RequestError` for options that are out of range, whatever the prompt."""
-        stops, threshold = generation.stop_ids or (), generation.confidence_threshold
-        ids, most = f"ids 0..{self.vocab_size - 1}", self.options.max_stop_ids
-        if not is_integer(generation.max_new_tokens) or generation.max_new_tokens < 1:
-            raise RequestError(field="max_new_tokens", found=generation.max_new_tokens, allowed="1 or more")
-        if len(stops) > most:
-            allowed = f"at most {most}"
-            raise RequestError(
-                f"found {len(stops)} ids, allowed {allowed}", field="stop_ids", found=stops, allowed=allowed
-            )
-        if any(not is_integer(token) or not 0 <= token < self.vocab_size for token in stops):
-            raise RequestError(field="stop_ids", found=stops, allowed=ids)
-        if not is_number(threshold) or not 0 <= threshold <= 1:
-            raise RequestError(field="confidence_threshold", found=threshold, allowed="0..1")
+        check_generation(
+            generation,
+            vocab_size=self.vocab_size,
+            most_stop_ids=self.options.max_stop_ids,
+            most_biased_ids=self.options.max_biased_ids,
+        )
 
     def check(self, request: Request) -> None:
         """Raise `RequestError` for a request that cannot be served."""
@@ -180,3 +198,14 @@ class EnginePlan:
         for is_fault, found, allowed in faults:
             if is_fault:
                 raise RequestError(f"found {found}, allowed {allowed}", field="prompt", found=found, allowed=allowed)
+
+
+def plan_of(target: Target, draft: Draft | None, options: EngineOptions) -> EnginePlan:
+    """The plan for two modules. Their parameters may be abstract (`jax.ShapeDtypeStruct`)."""
+    return EnginePlan.of(
+        options,
+        vocab_size=int(target.config.vocab_size),
+        target_params=target.kv_params(options.page_size),
+        draft=None if draft is None else draft.config,
+        draft_params=None if draft is None else draft.kv_params(options.page_size),
+    )

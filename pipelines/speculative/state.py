@@ -10,6 +10,8 @@ from jaxtyping import Array, Bool, Float, Int32
 
 from dspark_jax.architectures.nn.attention.kv_cache import KVPages
 from dspark_jax.architectures.proposal import Proposal
+from dspark_jax.pipelines.sampling.controls import Controls, neutral_controls
+from dspark_jax.pipelines.sampling.logprobs import Logprobs
 
 NO_TOKEN = -1
 
@@ -30,6 +32,8 @@ class Rows:
     finished: Bool[Array, "B"]  # stopped, out of budget, or unused: the row is inert
     stop_ids: Int32[Array, "B n"]  # NO_TOKEN where unused
     confidence_threshold: Float[Array, "B"]  # 0 = the draft decides: all drafts, or its own stored thresholds
+    controls: Controls
+    history: Int32[Array, "B S"]  # token at each position; kept only by rounds that edit logits
 
     @property
     def num_rows(self) -> int:
@@ -37,23 +41,44 @@ class Rows:
         return self.committed.shape[0]
 
 
-def empty_rows(
-    *, num_rows: int, pages_per_row: int, num_pages: int, num_speculative_tokens: int, num_stop_ids: int
-) -> Rows:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RowSizes:
+    """The sizes of the arrays in `Rows`, except the number of rows."""
+
+    pages_per_row: int
+    num_pages: int
+    page_size: int
+    num_speculative_tokens: int
+    num_stop_ids: int
+    num_biased_ids: int = 1
+    draft_vocab_size: int | None = None  # Vd where drafts are sampled; None where they are the argmax
+
+
+def empty_rows(num_rows: int, sizes: RowSizes) -> Rows:
     """Unused rows. Each leaf is a separate buffer, which donation needs."""
 
     def zeros(*shape: int) -> Int32[Array, "..."]:
         return jnp.zeros(shape, jnp.int32)
 
+    drafts, draft_vocab_size = sizes.num_speculative_tokens, sizes.draft_vocab_size
+    proposal = Proposal(zeros(num_rows, drafts), zeros(num_rows))
+    if draft_vocab_size is not None:
+        proposal = proposal._replace(
+            probabilities=jnp.zeros((num_rows, drafts, draft_vocab_size), jnp.float32),
+            token_probabilities=jnp.zeros((num_rows, drafts), jnp.float32),
+        )
+
     return Rows(
-        page_table=jnp.full((num_rows, pages_per_row), num_pages, jnp.int32),
+        page_table=jnp.full((num_rows, sizes.pages_per_row), sizes.num_pages, jnp.int32),
         committed=zeros(num_rows),
         anchor=zeros(num_rows),
-        proposal=Proposal(zeros(num_rows, num_speculative_tokens), zeros(num_rows)),
+        proposal=proposal,
         remaining=zeros(num_rows),
         finished=jnp.ones((num_rows,), bool),
-        stop_ids=jnp.full((num_rows, num_stop_ids), NO_TOKEN, jnp.int32),
+        stop_ids=jnp.full((num_rows, sizes.num_stop_ids), NO_TOKEN, jnp.int32),
         confidence_threshold=jnp.zeros((num_rows,), jnp.float32),
+        controls=neutral_controls(num_rows, sizes.num_biased_ids),
+        history=jnp.full((num_rows, sizes.pages_per_row * sizes.page_size), NO_TOKEN, jnp.int32),
     )
 
 
@@ -82,24 +107,9 @@ class RoundState:
     rows: Rows
 
 
-def empty_state(
-    target_pages: KVPages,
-    draft_pages: KVPages | None,
-    *,
-    num_rows: int,
-    pages_per_row: int,
-    num_speculative_tokens: int,
-    num_stop_ids: int,
-) -> RoundState:
+def empty_state(target_pages: KVPages, draft_pages: KVPages | None, num_rows: int, sizes: RowSizes) -> RoundState:
     """A batch of unused rows over these pages."""
-    rows = empty_rows(
-        num_rows=num_rows,
-        pages_per_row=pages_per_row,
-        num_pages=target_pages.num_pages,
-        num_speculative_tokens=num_speculative_tokens,
-        num_stop_ids=num_stop_ids,
-    )
-    return RoundState(target_pages=target_pages, draft_pages=draft_pages, rows=rows)
+    return RoundState(target_pages=target_pages, draft_pages=draft_pages, rows=empty_rows(num_rows, sizes))
 
 
 @jax.tree_util.register_dataclass
@@ -114,6 +124,7 @@ class RoundOutput:
     accepted: Int32[Array, "B"]  # drafts accepted, cut likewise
     next_length: Int32[Array, "B"]  # length of the proposal for the next round
     non_finite: Bool[Array, "B"]  # the draft's states were not finite: nothing was proposed for the next round
+    logprobs: Logprobs | None = None  # of `tokens`; None where the policy has none
 
 
 @jax.tree_util.register_dataclass

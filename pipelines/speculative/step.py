@@ -24,6 +24,9 @@ from dspark_jax.architectures.nn.attention.kv_cache import KVCache, KVPages
 from dspark_jax.architectures.nn.attention.ragged_batch import PADDING_POSITION, RaggedBatch
 from dspark_jax.architectures.proposal import Proposal
 from dspark_jax.architectures.protocols import Draft, Target
+from dspark_jax.pipelines.sampling.draft_sampler import DraftSampler
+from dspark_jax.pipelines.sampling.logprobs import logprobs_of
+from dspark_jax.pipelines.sampling.policy import GREEDY, Policy
 from dspark_jax.pipelines.speculative.acceptance import Verdict, VerifyLogits, cut_emission, decide
 from dspark_jax.pipelines.speculative.state import NO_TOKEN, PromptChunk, RoundOutput, RoundState, Rows
 from dspark_jax.speculators_common.numerics.argmax import argmax
@@ -38,19 +41,26 @@ class StepConfig:
     num_speculative_tokens: int  # k: drafts per round
     num_pages: int  # pages that attention reads of each row: positions below num_pages * page_size
     num_tokens: int | None = None  # length of the flat batch; None = room for every token that the rows can have
+    policy: Policy = GREEDY  # the controls that the rows use; greedy decoding pays for none
 
 
 def speculative_step(target: Target, draft: Draft | None, config: StepConfig) -> Step:
-    """The function of one round for this pair. With `draft` `None` it is plain greedy decoding."""
+    """The function of one round for this pair. With `draft` `None` it is plain decoding."""
 
     def step(state: RoundState, chunk: PromptChunk | None = None) -> tuple[RoundState, RoundOutput]:
         work = _work(state.rows, chunk, config)
+        if config.policy.edits:
+            rows = dataclasses.replace(state.rows, history=_with_tokens(state.rows.history, work.batch))
+            state = dataclasses.replace(state, rows=rows)
         with jax.named_scope("verify"):
             logits, taps, target_pages = _verify(target, draft, state, work, config)
         with jax.named_scope("accept"):
-            form = state.target_pages.platform.argmax
-            verdict = decide(work.proposal, logits, functools.partial(argmax, form=form))
+            exact_argmax = functools.partial(argmax, form=state.target_pages.platform.argmax)
+            draft_ids = None if draft is None else draft.target_ids
+            verdict = decide(work.proposal, logits, state.rows, config.policy, exact_argmax, draft_ids)
             rows, output, kept = _commit(state.rows, work, verdict)
+            if config.policy.logprobs:
+                output = dataclasses.replace(output, logprobs=logprobs_of(logits.flat, logits.index, output.tokens))
         state = RoundState(target_pages=target_pages, draft_pages=state.draft_pages, rows=rows)
         if draft is None:
             return state, output
@@ -156,9 +166,19 @@ def _verify(
     slots = jnp.arange(width, dtype=jnp.int32)[None, :]
     last = jnp.where(work.is_prompt[:, None], jnp.maximum(work.prompt_lengths - 1, 0)[:, None], slots)
     index = jnp.minimum(batch.row_offsets[:-1, None] + last, hidden.shape[0] - 1)
+    row_of_token, positions = batch.row_of_token, batch.positions
     if work.has_chunk:  # of a prompt only the last token needs logits
         hidden = hidden[index].reshape(rows.num_rows * width, hidden.shape[1])
-    return VerifyLogits(target.compute_logits(hidden), index), taps, cache.pages
+        row_of_token, positions = row_of_token[index].reshape(-1), positions[index].reshape(-1)
+        index = jnp.arange(index.size, dtype=jnp.int32).reshape(index.shape)
+    logits = VerifyLogits(flat=target.compute_logits(hidden), index=index, rows=row_of_token, positions=positions + 1)
+    return logits, taps, cache.pages
+
+
+def _with_tokens(history: Int32[Array, "B S"], batch: RaggedBatch) -> Int32[Array, "B S"]:
+    """The history with the tokens of the batch, drafts included, at their positions."""
+    position = jnp.where(batch.positions == PADDING_POSITION, history.shape[1], batch.positions)
+    return history.at[batch.row_of_token, position].set(batch.tokens, mode="drop")
 
 
 def _commit(rows: Rows, work: _Work, verdict: Verdict) -> tuple[Rows, RoundOutput, Int32[Array, "B"]]:
@@ -207,7 +227,14 @@ def _draft(
     cache = draft.materialize_kv(context, batch, cache)
     num_slots = config.num_speculative_tokens + (0 if draft.config.sample_from_anchor else 1)
     hidden = draft.forward_block(draft.embed_block(rows.anchor, target), cache, num_slots)
-    proposal = draft.propose(hidden, draft.compute_logits(hidden, target), rows.anchor, rows.confidence_threshold)
+    base_logits = draft.compute_logits(hidden, target)
+    if config.policy.samples and rows.proposal.probabilities is not None:
+        sampler = DraftSampler(rows.controls, rows.committed, base_logits.shape[1], cache.pages.platform.argmax)
+        drawn = draft.propose(hidden, base_logits, rows.anchor, rows.confidence_threshold, sampler)
+        proposal = sampler.completed(drawn)
+    else:
+        found = draft.propose(hidden, base_logits, rows.anchor, rows.confidence_threshold)
+        proposal = rows.proposal._replace(tokens=found.tokens, length=found.length)
     context_is_finite = jnp.all(jnp.isfinite(context), axis=-1) | (batch.positions == PADDING_POSITION)
     finite = jnp.all(jnp.isfinite(hidden), axis=(1, 2)) & batch.all_in_row(context_is_finite)
     free_positions = rows.page_table.shape[1] * cache.pages.page_size - 1 - rows.committed

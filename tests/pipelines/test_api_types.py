@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dspark_jax.pipelines.api import PreparedPipeline, prepare
-from dspark_jax.pipelines.speculative.generation import Generation
+from dspark_jax.pipelines.sampling.generation import Generation
 from dspark_jax.speculators_common.errors import RequestError
 from tests.support import text_pair
 from tests.support.text_pair import RecordedPair

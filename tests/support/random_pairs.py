@@ -116,6 +116,17 @@ def plain_greedy(prompts: tuple[tuple[int, ...], ...], new_tokens: int) -> tuple
     )
 
 
+def next_logits(ids: Sequence[int]) -> np.ndarray:
+    """The logits of `random_target` after these ids, in float64."""
+    tensors = {name: tensor.astype(np.float64) for name, tensor in random_target().tensors.items()}
+    return _logits(tensors, np.asarray([ids]))[0, -1]
+
+
+def successors_in(prompts: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]) -> dict[int, int]:
+    """For every token the one that follows it most often, in the last tokens of the prompts and their continuations."""
+    return frequent_successors([(prompt[-1], *text) for prompt, text in zip(prompts, texts, strict=True)])
+
+
 def frequent_successors(texts: Sequence[Sequence[int]]) -> dict[int, int]:
     """For every token the one that follows it most often."""
     counts = np.zeros((VOCAB, VOCAB), np.int64)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dspark_jax.pipelines.speculative.generation import Generation, Request
+from dspark_jax.pipelines.sampling.generation import Generation, Request
 
 
 def request_for(*, prompt_ids: Sequence[int], **generation: Any) -> Request:

@@ -18,7 +18,15 @@ from flax import nnx
 
 from dspark_jax.architectures.nn.attention.kv_cache import KVPages
 from dspark_jax.architectures.protocols import Draft, Target
-from dspark_jax.pipelines.speculative.state import NO_TOKEN, PromptChunk, RoundOutput, RoundState, Rows, empty_state
+from dspark_jax.pipelines.speculative.state import (
+    NO_TOKEN,
+    PromptChunk,
+    RoundOutput,
+    RoundState,
+    Rows,
+    RowSizes,
+    empty_state,
+)
 from dspark_jax.pipelines.speculative.step import StepConfig, speculative_step
 
 NUM_STOP_IDS = 4
@@ -49,10 +57,14 @@ class Rounds:
         self.state = empty_state(
             KVPages.zeros(target.kv_params(page_size), num_pages),
             None if draft is None else KVPages.zeros(draft.kv_params(page_size), num_pages),
-            num_rows=num_rows,
-            pages_per_row=pages_per_row,
-            num_speculative_tokens=self.num_speculative_tokens,
-            num_stop_ids=NUM_STOP_IDS,
+            num_rows,
+            RowSizes(
+                pages_per_row=pages_per_row,
+                num_pages=num_pages,
+                page_size=page_size,
+                num_speculative_tokens=self.num_speculative_tokens,
+                num_stop_ids=NUM_STOP_IDS,
+            ),
         )
 
     @property
@@ -165,8 +177,12 @@ def one_row_state(
     return empty_state(
         KVPages.zeros(target.kv_params(page_size), num_pages),
         None if draft is None else KVPages.zeros(draft.kv_params(page_size), num_pages),
-        num_rows=1,
-        pages_per_row=pages_per_row,
-        num_speculative_tokens=0 if draft is None else draft.config.max_drafts,
-        num_stop_ids=2,
+        1,
+        RowSizes(
+            pages_per_row=pages_per_row,
+            num_pages=num_pages,
+            page_size=page_size,
+            num_speculative_tokens=0 if draft is None else draft.config.max_drafts,
+            num_stop_ids=2,
+        ),
     )

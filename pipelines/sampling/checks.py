@@ -1,0 +1,109 @@
+"""Checks of what a request asks for. Every fault is one `RequestError` that names the field."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from dspark_jax.pipelines.sampling.generation import MOST_LOGPROBS, Generation
+from dspark_jax.speculators_common.errors import RequestError
+from dspark_jax.speculators_common.scalars import is_integer, is_number
+
+_LARGEST = 1e6  # of a penalty or a bias: far beyond any logit, and sums of them stay finite
+_MOST_TOKENS = 2**30
+_SEEDS = 2**64
+
+
+class _Rule(NamedTuple):
+    is_right: Callable[[Any], bool]
+    allowed: str
+
+
+def _integer(least: int, most: int, allowed: str) -> _Rule:
+    return _Rule(lambda value: is_integer(value) and least <= value <= most, allowed)
+
+
+def _number(least: float, most: float, allowed: str, *, above: bool = False) -> _Rule:
+    def is_right(value: Any) -> bool:
+        return is_number(value) and (value > least if above else value >= least) and value <= most
+
+    return _Rule(is_right, allowed)
+
+
+def _optional(rule: _Rule) -> _Rule:
+    return _Rule(lambda value: value is None or rule.is_right(value), rule.allowed)
+
+
+# NaN fails every comparison, and infinity is above every limit.
+_RULES = {
+    "max_new_tokens": _integer(1, _MOST_TOKENS, "1 or more"),
+    "min_new_tokens": _integer(0, _MOST_TOKENS, "0 or more"),
+    "confidence_threshold": _number(0, 1, "0..1"),
+    "temperature": _number(0, 100, "0..100; 0 is greedy"),
+    "top_k": _integer(0, _MOST_TOKENS, "0 or more; 0 is off"),
+    "top_p": _number(0, 1, "above 0, at most 1; 1 is off", above=True),
+    "min_p": _number(0, 1, "0..1; 0 is off"),
+    "repetition_penalty": _number(0, _LARGEST, "above 0; 1 is off", above=True),
+    "presence_penalty": _number(-_LARGEST, _LARGEST, "a finite number; 0 is off"),
+    "frequency_penalty": _number(-_LARGEST, _LARGEST, "a finite number; 0 is off"),
+    "seed": _optional(_integer(0, _SEEDS - 1, "an integer from 0 to 2^64 - 1")),
+    "num_logprobs": _optional(_integer(0, MOST_LOGPROBS, f"0..{MOST_LOGPROBS}")),
+}
+
+
+def check_generation(generation: Generation, *, vocab_size: int, most_stop_ids: int, most_biased_ids: int) -> None:
+    """Raise `RequestError` for options that are out of range, whatever the prompt.
+
+    `most_stop_ids` and `most_biased_ids` are the numbers of ids that a row has room for.
+    """
+    for field, rule in _RULES.items():
+        value = getattr(generation, field)
+        if not rule.is_right(value):
+            raise RequestError(field=field, found=value, allowed=rule.allowed)
+    if generation.min_new_tokens > generation.max_new_tokens:
+        raise RequestError(
+            field="min_new_tokens",
+            found=generation.min_new_tokens,
+            allowed=f"at most max_new_tokens, {generation.max_new_tokens}",
+        )
+    biases = generation.logit_bias
+    ids = [*dict(_pairs(biases)), *generation.banned_ids]
+    check_ids("stop_ids", generation.stop_ids or (), vocab_size=vocab_size, most=most_stop_ids)
+    check_ids("banned_ids", generation.banned_ids, vocab_size=vocab_size, most=most_biased_ids)
+    check_ids("logit_bias", [token for token, _ in biases], vocab_size=vocab_size, most=most_biased_ids)
+    if len(set(ids)) > most_biased_ids:
+        raise RequestError(
+            field="logit_bias", found=f"{len(set(ids))} ids with banned_ids", allowed=f"at most {most_biased_ids}"
+        )
+    _check_some_token_is_left(generation, vocab_size)
+
+
+def check_ids(field: str, ids: Any, *, vocab_size: int, most: int) -> None:
+    """Raise `RequestError` for more than `most` ids, and for ids beyond the vocabulary."""
+    if len(ids) > most:
+        allowed = f"at most {most}"
+        raise RequestError(f"found {len(ids)} ids, allowed {allowed}", field=field, found=ids, allowed=allowed)
+    if any(not is_integer(token) or not 0 <= token < vocab_size for token in ids):
+        raise RequestError(field=field, found=ids, allowed=f"ids 0..{vocab_size - 1}")
+
+
+def _pairs(biases: Any) -> list[tuple[Any, Any]]:
+    """The pairs of `logit_bias`."""
+    try:
+        pairs = [(token, bias) for token, bias in biases]
+    except (TypeError, ValueError):
+        pairs = [(None, math.nan)]
+    if any(not is_number(bias) or not -_LARGEST <= bias <= _LARGEST for _, bias in pairs):
+        raise RequestError(field="logit_bias", found=biases, allowed="pairs of a token id and a finite number")
+    if len(dict(pairs)) < len(pairs):
+        raise RequestError(field="logit_bias", found=biases, allowed="each id once")
+    return pairs
+
+
+def _check_some_token_is_left(generation: Generation, vocab_size: int) -> None:
+    ruled_out = set(generation.banned_ids)
+    if generation.min_new_tokens:
+        ruled_out |= set(generation.stop_ids or ())
+    if len(ruled_out) >= vocab_size:
+        raise RequestError(field="banned_ids", found=f"all {vocab_size} ids", allowed="fewer than the vocabulary has")

@@ -1,0 +1,45 @@
+"""The static part of sampling: which kinds of control a compiled round has. A round pays only for these."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterable
+
+from dspark_jax.pipelines.sampling.generation import Generation
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Policy:
+    """The kinds of control of the rows that run together. A program is compiled for each policy in use.
+
+    Rows that do not use a control of the policy are computed with its neutral value, which changes nothing.
+    """
+
+    samples: bool = False  # some rows have a temperature above 0
+    edits: bool = False  # some rows have a bias, banned ids, penalties or a least number of tokens
+    logprobs: bool = False  # some rows want log-probabilities
+
+    @classmethod
+    def of(cls, generation: Generation) -> Policy:
+        """What one request needs."""
+        return cls(
+            samples=generation.temperature > 0,
+            edits=generation.edits_logits,
+            logprobs=generation.num_logprobs is not None,
+        )
+
+    @classmethod
+    def joint(cls, generations: Iterable[Generation]) -> Policy:
+        """What several requests need that run together."""
+        return functools.reduce(cls.__or__, map(cls.of, generations), cls())
+
+    def __or__(self, other: Policy) -> Policy:
+        return Policy(
+            samples=self.samples or other.samples,
+            edits=self.edits or other.edits,
+            logprobs=self.logprobs or other.logprobs,
+        )
+
+
+GREEDY = Policy()
