@@ -29,18 +29,17 @@ class Candidates(NamedTuple):
 def likely_candidates(values: Float[Array, "T V"], num_blocks: int) -> Candidates:
     """The entries of the `num_blocks` blocks of 64 neighbours with the largest maxima.
 
-    They hold the `num_blocks` largest entries of a row, if no other entry equals the smallest of these: a block is left
+    They hold the `num_blocks` largest entries of a row, up to entries that equal the smallest of these: a block is left
     out only if `num_blocks` others have a maximum at least as large.
     """
     rows, size = values.shape
+    if size <= num_blocks * _BLOCK:
+        ids = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32)[None, :], values.shape)
+        return Candidates(values, ids, jnp.full((rows,), -jnp.inf, values.dtype))
     blocks = jnp.pad(values, ((0, 0), (0, -size % _BLOCK)), constant_values=-jnp.inf).reshape(rows, -1, _BLOCK)
     maxima = jnp.max(blocks, axis=2)
-    if maxima.shape[1] <= num_blocks:
-        chosen = jnp.broadcast_to(jnp.arange(maxima.shape[1], dtype=jnp.int32)[None, :], maxima.shape)
-        bound = jnp.full((rows,), -jnp.inf, values.dtype)
-    else:
-        chosen, is_chosen = _largest(maxima, num_blocks)
-        bound = jnp.max(jnp.where(is_chosen, -jnp.inf, maxima), axis=1)
+    chosen, is_chosen = _largest(maxima, num_blocks)
+    bound = jnp.max(jnp.where(is_chosen, -jnp.inf, maxima), axis=1)
     picked = jnp.take_along_axis(blocks, chosen[:, :, None], axis=1)
     ids = chosen[:, :, None] * _BLOCK + jnp.arange(_BLOCK, dtype=jnp.int32)[None, None, :]
     return Candidates(picked.reshape(rows, -1), ids.reshape(rows, -1), bound)
@@ -59,7 +58,7 @@ def in_falling_order(values: Float[Array, "T n"], count: int) -> tuple[Float[Arr
 
 
 def _largest(values: Float[Array, "T n"], count: int) -> tuple[Int32[Array, "T count"], Bool[Array, "T n"]]:
-    """Ascending indices of `count` entries that are at least as large as the `count`-th largest, and which they are."""
+    """Ascending indices of the `count` largest entries, and which these are; of equal ones the first are taken."""
     bits = jax.lax.bitcast_convert_type(values, jnp.int32)
     ordered = jnp.where(bits < 0, bits ^ _HIGHEST, bits)  # integers in the order of the floats
 
@@ -73,7 +72,9 @@ def _largest(values: Float[Array, "T n"], count: int) -> tuple[Int32[Array, "T c
 
     start = (jnp.full((values.shape[0],), _LOWEST, jnp.int32), jnp.full((values.shape[0],), _HIGHEST, jnp.int32))
     least, _ = jax.lax.fori_loop(0, 32, halve, start)
-    rank = jnp.cumsum(ordered >= least[:, None], axis=1, dtype=jnp.int32)
+    is_larger, is_equal = ordered > least[:, None], ordered == least[:, None]
+    room = count - jnp.sum(is_larger, axis=1, dtype=jnp.int32)
+    is_chosen = is_larger | (is_equal & (jnp.cumsum(is_equal, axis=1, dtype=jnp.int32) <= room[:, None]))
+    rank = jnp.cumsum(is_chosen, axis=1, dtype=jnp.int32)
     number = jnp.arange(count, dtype=jnp.int32)[None, :, None]
-    indices = jnp.sum(rank[:, None, :] <= number, axis=2, dtype=jnp.int32)
-    return indices, (ordered >= least[:, None]) & (rank <= count)
+    return jnp.sum(rank[:, None, :] <= number, axis=2, dtype=jnp.int32), is_chosen

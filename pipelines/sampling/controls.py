@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -44,33 +46,35 @@ def request_controls(
     """The controls of one request, with B = 1. `seed_words` as in `Request.seed_words`; `num_biased_ids` is the length
     of `Controls.bias_ids`.
     """
-    biases = {**dict(generation.logit_bias), **dict.fromkeys(generation.banned_ids, -np.inf)}
-    unused = num_biased_ids - len(biases)
-
-    def number(*values: float) -> Float[Array, "..."]:
-        return jnp.asarray(np.asarray(values, np.float32))
-
-    def integer(*values: int) -> Int32[Array, "..."]:
-        return jnp.asarray(np.asarray(values, np.int32))
-
-    return Controls(
-        seed=jnp.asarray(np.asarray(seed_words, np.uint32)[None]),
-        temperature=number(generation.temperature),
-        top_k=integer(generation.top_k),
-        top_p=number(generation.top_p),
-        min_p=number(generation.min_p),
-        repetition_penalty=number(generation.repetition_penalty),
-        presence_penalty=number(generation.presence_penalty),
-        frequency_penalty=number(generation.frequency_penalty),
-        bias_ids=integer(*biases, *[UNUSED_ID] * unused)[None],
-        bias=number(*biases.values(), *[0.0] * unused)[None],
-        prompt_length=integer(prompt_length),
-        stop_from=integer(prompt_length + generation.min_new_tokens),
-    )
+    return _on_device(_one_row(generation, seed_words, prompt_length, num_biased_ids), 1)
 
 
 def neutral_controls(num_rows: int, num_biased_ids: int) -> Controls:
     """Controls that change nothing. Each leaf is a separate buffer, which donation needs."""
-    one = request_controls(Generation(), np.zeros((2,), np.uint32), 0, num_biased_ids)
-    neutral: Controls = jax.tree.map(lambda leaf: jnp.asarray(np.repeat(np.asarray(leaf), num_rows, axis=0)), one)
-    return neutral
+    return _on_device(_one_row(Generation(), np.zeros((2,), np.uint32), 0, num_biased_ids), num_rows)
+
+
+def _one_row(
+    generation: Generation, seed_words: np.ndarray, prompt_length: int, num_biased_ids: int
+) -> dict[str, Any]:
+    """The fields of `Controls` for one row, without the row axis."""
+    biases = {**dict(generation.logit_bias), **dict.fromkeys(generation.banned_ids, -np.inf)}
+    unused = num_biased_ids - len(biases)
+    return {
+        "seed": np.asarray(seed_words, np.uint32),
+        "temperature": np.float32(generation.temperature),
+        "top_k": np.int32(generation.top_k),
+        "top_p": np.float32(generation.top_p),
+        "min_p": np.float32(generation.min_p),
+        "repetition_penalty": np.float32(generation.repetition_penalty),
+        "presence_penalty": np.float32(generation.presence_penalty),
+        "frequency_penalty": np.float32(generation.frequency_penalty),
+        "bias_ids": np.asarray([*biases, *[UNUSED_ID] * unused], np.int32),
+        "bias": np.asarray([*biases.values(), *[0.0] * unused], np.float32),
+        "prompt_length": np.int32(prompt_length),
+        "stop_from": np.int32(prompt_length + generation.min_new_tokens),
+    }
+
+
+def _on_device(one_row: Mapping[str, Any], num_rows: int) -> Controls:
+    return Controls(**{name: jnp.asarray(np.stack([value] * num_rows)) for name, value in one_row.items()})

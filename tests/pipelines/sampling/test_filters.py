@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from dspark_jax.architectures.proposal import Proposal
+from dspark_jax.pipelines.sampling.candidates import in_falling_order, likely_candidates
 from dspark_jax.pipelines.sampling.controls import Controls, request_controls
 from dspark_jax.pipelines.sampling.draws import Purpose, Uniforms, weighted_choice
 from dspark_jax.pipelines.sampling.filters import token_weights
@@ -21,7 +22,7 @@ from dspark_jax.pipelines.speculative.state import RowSizes, empty_rows
 from dspark_jax.speculators_common.numerics.argmax import argmax
 from tests.support.sampled_twin import filtered
 
-VOCAB, NUM_BIASED_IDS = 203, 3  # not a multiple of the number of groups
+VOCAB, NUM_BIASED_IDS = 4999, 3  # more than are searched first, and no multiple of a block
 OPTIONS = [
     Generation(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     for temperature in (0.3, 1.0, 2.0)
@@ -57,8 +58,35 @@ def test_the_filters_keep_what_a_sort_keeps() -> None:
 def test_tokens_with_equal_logits_are_kept_or_removed_together() -> None:
     logits = jnp.asarray([[3.0, 2.0, 2.0, 2.0, 1.0]] * 3)
     options = [Generation(temperature=1, top_k=2), Generation(temperature=1, top_p=0.6), Generation(temperature=1)]
-    kept = np.asarray(token_weights(logits, _controls(options))) > 0
+    kept = np.asarray(_weights(logits, _controls(options))) > 0
     assert kept.tolist() == [[True] * 4 + [False], [True] * 4 + [False], [True] * 5]
+
+
+def test_ties_across_the_limit_of_what_is_searched_first_change_nothing() -> None:
+    """100 blocks with the same maximum: no choice of 64 of them holds all tokens that top-k 70 keeps."""
+    logits = np.zeros((2, 6400), np.float32)
+    logits[:, ::64] = 5
+    logits[1, 6336] = 9
+    options = [Generation(temperature=1, top_k=70), Generation(temperature=1, top_p=0.5)]
+    kept = np.asarray(_weights(jnp.asarray(logits), _controls(options))) > 0
+    assert kept[0].tolist() == (logits[0] == 5).tolist()
+    assert kept[1].tolist() == (logits[1] >= 5).tolist()
+
+
+def test_the_largest_entries_come_in_falling_order_as_a_sort_has_them() -> None:
+    values = np.random.default_rng(3).integers(-2000, 2000, (4, 9000)).astype(np.float32)
+    values[2, :] = -np.inf
+    values[2, 100] = 1
+
+    @jax.jit
+    def largest(values: Any) -> tuple[Any, Any]:
+        candidates = likely_candidates(values, 20)
+        top, places = in_falling_order(candidates.values, 20)
+        return top, jnp.take_along_axis(candidates.ids, places, axis=1)
+
+    top, ids = map(np.asarray, largest(jnp.asarray(values)))
+    np.testing.assert_array_equal(top, -np.sort(-values, axis=1)[:, :20])
+    np.testing.assert_array_equal(np.take_along_axis(values, ids, axis=1), top)
 
 
 @pytest.mark.parametrize("size", [5, 64, 203, 49_152])
@@ -91,7 +119,8 @@ def test_random_numbers_depend_on_seed_and_position_alone_and_purposes_share_non
     np.testing.assert_array_equal(alone.pair(Purpose.TARGET_CHOICE), numbers.pair(Purpose.TARGET_CHOICE)[3:])
 
 
-def _decided(logits: Any, generation: Generation) -> Verdict:
+@jax.jit
+def _decide(logits: Any, controls: Controls) -> Verdict:
     """The decision of one row without drafts over these logits."""
     sizes = RowSizes(
         pages_per_row=1,
@@ -101,9 +130,9 @@ def _decided(logits: Any, generation: Generation) -> Verdict:
         num_stop_ids=1,
         num_biased_ids=NUM_BIASED_IDS,
     )
-    rows = dataclasses.replace(empty_rows(1, sizes), controls=_controls([generation]))
+    rows = dataclasses.replace(empty_rows(1, sizes), controls=controls)
     verify = VerifyLogits(
-        flat=jnp.asarray(logits, jnp.float32)[None],
+        flat=logits,
         index=jnp.zeros((1, 1), jnp.int32),
         rows=jnp.zeros((1,), jnp.int32),
         positions=jnp.ones((1,), jnp.int32),
@@ -131,4 +160,5 @@ INFINITY = float("inf")
 def test_a_row_with_little_to_choose_gets_its_best_allowed_token(
     logits: list[float], generation: Generation, expected: int
 ) -> None:
-    assert int(_decided(logits, generation).next_token[0]) == expected
+    verdict = _decide(jnp.asarray(logits, jnp.float32)[None], _controls([generation]))
+    assert int(verdict.next_token[0]) == expected
