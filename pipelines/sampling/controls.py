@@ -54,9 +54,7 @@ def neutral_controls(num_rows: int, num_biased_ids: int) -> Controls:
     return _on_device(_one_row(Generation(), np.zeros((2,), np.uint32), 0, num_biased_ids), num_rows)
 
 
-def _one_row(
-    generation: Generation, seed_words: np.ndarray, prompt_length: int, num_biased_ids: int
-) -> dict[str, Any]:
+def _one_row(generation: Generation, seed_words: np.ndarray, prompt_length: int, num_biased_ids: int) -> dict[str, Any]:
     """The fields of `Controls` for one row, without the row axis."""
     biases = {**dict(generation.logit_bias), **dict.fromkeys(generation.banned_ids, -np.inf)}
     unused = num_biased_ids - len(biases)

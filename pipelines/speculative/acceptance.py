@@ -17,6 +17,7 @@ from dspark_jax.pipelines.sampling.draws import Purpose, Uniforms, row_sums, wei
 from dspark_jax.pipelines.sampling.edits import Text, edited_logits
 from dspark_jax.pipelines.sampling.filters import token_weights
 from dspark_jax.pipelines.sampling.policy import Policy
+from dspark_jax.pipelines.sampling.rules import Relaxed, Rule, Synthetic
 from dspark_jax.pipelines.speculative.state import Rows
 
 Argmax = Callable[[Float[Array, "T V"]], Int32[Array, "T"]]
@@ -67,15 +68,19 @@ def decide(
     policy: Policy,
     argmax: Argmax,
     draft_ids: Int32[Array, "Vd"] | None = None,
+    rule: Rule | None = None,
 ) -> Verdict:
     """Which drafts of each row are accepted, and the token after them; by what `rows` ask for, as far as `policy` has
     it.
 
     `argmax` must be exact and return the first index on ties. `rows.history` holds the text and the drafts.
-    `draft_ids` are the target ids of the draft's vocabulary, `None` if it is the target's.
+    `draft_ids` are the target ids of the draft's vocabulary, `None` if it is the target's. `rule` replaces the exact
+    rule.
     """
     processed = _edited(logits, rows) if policy.edits else logits.flat
     greedy = argmax(processed)
+    if isinstance(rule, Synthetic):
+        return _accept_synthetic(proposal, logits, greedy, rows, rule)
     if not policy.samples:
         return accept_equal(proposal, logits.by_row(greedy))
     controls = rows.controls.of_rows(logits.rows)
@@ -85,6 +90,8 @@ def decide(
     drawn = weighted_choice(weights, uniforms.pair(Purpose.TARGET_CHOICE))
     sampled = (controls.temperature > 0) & (total > 0) & jnp.isfinite(total)
     target = TargetChoices(jnp.where(sampled, drawn, greedy), sampled, weights, total)
+    if rule is not None:
+        return _accept_relaxed(proposal, logits, target, greedy, rule)
     if proposal.probabilities is None:
         return accept_equal(proposal, logits.by_row(target.tokens))
     return accept_sampled(proposal, logits, target, uniforms, draft_ids)
@@ -150,6 +157,36 @@ def residual_weights(p: Float[Array, "B V"], q: Float[Array, "B V"]) -> Float[Ar
     """`max(p - q, 0)`, not normalised: what is left of p after the drafts from q. Without any mass left, p itself."""
     left = jnp.maximum(p - q, 0)
     return jnp.where((row_sums(left) > _NO_MASS)[:, None], left, p)
+
+
+def _accept_relaxed(
+    proposal: Proposal, logits: VerifyLogits, target: TargetChoices, greedy: Int32[Array, "T"], rule: Relaxed
+) -> Verdict:
+    """Drafts by `Relaxed`; the first rejected one is replaced by the most probable token, the bonus is as ever."""
+    of_drafts = logits.flat[logits.index[:, :-1], proposal.tokens]
+    largest = jnp.max(logits.flat, axis=1, keepdims=True)
+    total = logits.by_row(row_sums(jnp.exp(logits.flat - largest)))[:, :-1]
+    gap = 1 - jnp.exp(of_drafts - logits.by_row(largest[:, 0])[:, :-1])  # to the first, in shares of its probability
+    columns = range(proposal.tokens.shape[1])
+    better = [logits.flat[logits.index[:, column]] > of_drafts[:, column, None] for column in columns]
+    rank = jnp.stack([jnp.sum(one, axis=1, dtype=jnp.int32) for one in better], axis=1)
+    is_near = (rank < rule.top_n) & (gap / total <= rule.delta)
+    tokens, sampled = logits.by_row(target.tokens), logits.by_row(target.sampled)
+    accepted = _accepted(proposal, jnp.where(sampled[:, :-1], is_near, proposal.tokens == tokens[:, :-1]))
+    end = jnp.take_along_axis(logits.index, accepted[:, None], axis=1)[:, 0]
+    return Verdict(accepted, jnp.where(accepted < proposal.length, greedy[end], target.tokens[end]))
+
+
+def _accept_synthetic(
+    proposal: Proposal, logits: VerifyLogits, greedy: Int32[Array, "T"], rows: Rows, rule: Synthetic
+) -> Verdict:
+    """Drafts by `Synthetic`; the token after them is the target's most probable one."""
+    by_length = [rule.probability(length) for length in range(proposal.tokens.shape[1] + 1)]
+    probability = jnp.asarray(by_length, jnp.float32)[proposal.length]
+    uniforms = Uniforms(rows.controls.of_rows(logits.rows).seed, logits.positions)
+    number = logits.by_row(uniforms.one(Purpose.ACCEPTANCE))[:, :-1]
+    accepted = _accepted(proposal, number < probability[:, None])
+    return Verdict(accepted, jnp.take_along_axis(logits.by_row(greedy), accepted[:, None], axis=1)[:, 0])
 
 
 def _accepted(proposal: Proposal, agrees: Bool[Array, "B k"]) -> Int32[Array, "B"]:

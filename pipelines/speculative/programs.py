@@ -18,6 +18,7 @@ from jaxtyping import Array, Bool, Int32
 from dspark_jax.architectures.protocols import Draft, Target
 from dspark_jax.pipelines.sampling.logprobs import top_count
 from dspark_jax.pipelines.sampling.policy import GREEDY, Policy
+from dspark_jax.pipelines.sampling.rules import Rule
 from dspark_jax.pipelines.speculative.loop import LoopOutput, decode_loop
 from dspark_jax.pipelines.speculative.state import PromptChunk, RoundOutput, RoundState, Rows, row_of, with_row
 from dspark_jax.pipelines.speculative.step import Step, StepConfig, speculative_step
@@ -31,10 +32,17 @@ class Programs:
     """
 
     def __init__(
-        self, target: Target, draft: Draft | None, *, num_speculative_tokens: int, page_size: int, max_rounds: int
+        self,
+        target: Target,
+        draft: Draft | None,
+        *,
+        num_speculative_tokens: int,
+        page_size: int,
+        max_rounds: int,
+        rule: Rule | None = None,
     ) -> None:
         self.num_speculative_tokens = num_speculative_tokens if draft is not None else 0
-        self.page_size, self.max_rounds = page_size, max_rounds
+        self.page_size, self.max_rounds, self.rule = page_size, max_rounds, rule
         self._num_logprobs = top_count(target.config.vocab_size)
         self._graphdef, modules = nnx.split((target, draft))
         leaves, self._treedef = jax.tree.flatten(modules)
@@ -118,6 +126,7 @@ class Programs:
             num_pages=num_pages,
             num_tokens=num_tokens,
             policy=policy,
+            rule=self.rule,
         )
         return speculative_step(target, draft, config)
 

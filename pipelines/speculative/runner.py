@@ -43,6 +43,7 @@ class Runner:
             num_speculative_tokens=plan.num_speculative_tokens,
             page_size=options.page_size,
             max_rounds=options.rounds_per_call,
+            rule=options.acceptance,
         )
         self._state: RoundState | None = self._empty_state()
         self._times: list[RoundTimes] | None = None

@@ -10,6 +10,7 @@ from dspark_jax.architectures.nn.attention.kv_params import KVParams
 from dspark_jax.architectures.protocols import Draft, Target
 from dspark_jax.pipelines.sampling.checks import check_generation
 from dspark_jax.pipelines.sampling.generation import Generation, Request
+from dspark_jax.pipelines.sampling.rules import Rule
 from dspark_jax.pipelines.speculative.state import RowSizes
 from dspark_jax.speculators_common.errors import RequestError
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig
@@ -37,6 +38,7 @@ class EngineOptions:
     max_stop_ids: int = 8  # per request
     max_biased_ids: int = 320  # per request, banned ids included
     proposal: ProposalKind = "argmax"  # how drafts are chosen where a request samples
+    acceptance: Rule | None = None  # a rule in place of exact acceptance
 
 
 def drafts_per_round(draft: DraftConfig | None, asked: int | None) -> int:
@@ -56,6 +58,18 @@ def drafts_per_round(draft: DraftConfig | None, asked: int | None) -> int:
             allowed=f"1..{draft.max_drafts} ({where}block of {draft.block_size})",
         )
     return asked
+
+
+def _check_rules(options: EngineOptions, draft: DraftConfig | None) -> None:
+    if options.proposal not in PROPOSAL_KINDS:
+        raise RequestError(field="proposal", found=options.proposal, allowed=" or ".join(PROPOSAL_KINDS))
+    if options.acceptance is None:
+        return
+    found = str(options.acceptance)
+    if draft is None:
+        raise RequestError(field="acceptance", found=found, allowed="only with a draft")
+    if options.proposal != "argmax":
+        raise RequestError(field="acceptance", found=found, allowed=f"exact, with {options.proposal} drafts")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,8 +95,9 @@ class EnginePlan:
         draft_params: KVParams | None = None,
     ) -> EnginePlan:
         """The plan for a target of `vocab_size` ids, alone or with a draft. Raises `RequestError` if k is more than the
-        draft's block gives.
+        draft's block gives, and for a proposal or rule that cannot be used.
         """
+        _check_rules(options, draft)
         return cls(
             options=options,
             num_speculative_tokens=drafts_per_round(draft, options.num_speculative_tokens),
@@ -90,7 +105,7 @@ class EnginePlan:
             is_cut_by_confidence=draft is not None and draft.enable_confidence_head,
             target_params=target_params,
             draft_params=draft_params,
-            draft_vocab_size=None if draft is None else draft.draft_vocab_size,
+            draft_vocab_size=None if draft is None else draft.num_draft_ids,
         )
 
     @property

@@ -27,6 +27,7 @@ from dspark_jax.architectures.protocols import Draft, Target
 from dspark_jax.pipelines.sampling.draft_sampler import DraftSampler
 from dspark_jax.pipelines.sampling.logprobs import logprobs_of
 from dspark_jax.pipelines.sampling.policy import GREEDY, Policy
+from dspark_jax.pipelines.sampling.rules import Rule
 from dspark_jax.pipelines.speculative.acceptance import Verdict, VerifyLogits, cut_emission, decide
 from dspark_jax.pipelines.speculative.state import NO_TOKEN, PromptChunk, RoundOutput, RoundState, Rows
 from dspark_jax.speculators_common.numerics.argmax import argmax
@@ -42,6 +43,7 @@ class StepConfig:
     num_pages: int  # pages that attention reads of each row: positions below num_pages * page_size
     num_tokens: int | None = None  # length of the flat batch; None = room for every token that the rows can have
     policy: Policy = GREEDY  # the controls that the rows use; greedy decoding pays for none
+    rule: Rule | None = None  # in place of exact acceptance
 
 
 def speculative_step(target: Target, draft: Draft | None, config: StepConfig) -> Step:
@@ -57,7 +59,7 @@ def speculative_step(target: Target, draft: Draft | None, config: StepConfig) ->
         with jax.named_scope("accept"):
             exact_argmax = functools.partial(argmax, form=state.target_pages.platform.argmax)
             draft_ids = None if draft is None else draft.target_ids
-            verdict = decide(work.proposal, logits, state.rows, config.policy, exact_argmax, draft_ids)
+            verdict = decide(work.proposal, logits, state.rows, config.policy, exact_argmax, draft_ids, config.rule)
             rows, output, kept = _commit(state.rows, work, verdict)
             if config.policy.logprobs:
                 output = dataclasses.replace(output, logprobs=logprobs_of(logits.flat, logits.index, output.tokens))
