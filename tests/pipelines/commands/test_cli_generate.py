@@ -214,7 +214,9 @@ def interruptible() -> Iterator[None]:
 @pytest.mark.skipif(os.name != "posix", reason="signals as on POSIX systems")
 @pytest.mark.parametrize(("ends_by", "status"), [("a closed pipe", 141), ("SIGINT", 130), ("SIGTERM", 143)])
 @pytest.mark.usefixtures("interruptible")
-def test_a_run_that_is_cut_off_ends_quietly(pair: RecordedPair, tmp_path: Path, ends_by: str, status: int) -> None:
+def test_a_run_that_is_cut_off_ends_quietly(
+    pair: RecordedPair, tmp_path: Path, cache: Path, ends_by: str, status: int
+) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("abc\n" * 2000)  # it would go on for minutes
     target = text_pair.with_text(pair, tmp_path).target
@@ -233,7 +235,7 @@ def test_a_run_that_is_cut_off_ends_quietly(pair: RecordedPair, tmp_path: Path, 
     ]
     environment = {**os.environ, "XLA_FLAGS": "", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
     with subprocess.Popen(
-        [str(part) for part in (*command, "--compilation-cache", "off")],
+        [str(part) for part in (*command, "--compilation-cache", cache)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=environment,
