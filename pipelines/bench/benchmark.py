@@ -304,7 +304,9 @@ class _Bench:
 
     def _clock(self, engine: Engine, num_verified: int) -> RoundClock:
         threshold = self.options.confidence_threshold if engine.plan.num_speculative_tokens else 0.0
-        return RoundClock(engine.probe(num_verified=num_verified, threshold=threshold))
+        return RoundClock(
+            engine.probe(num_verified=num_verified, generation=Generation(confidence_threshold=threshold))
+        )
 
     def _request(self, ids: tuple[int, ...]) -> Request:
         return Request(

@@ -198,11 +198,12 @@ class Engine:
         *,
         num_verified: int | None = None,
         num_tokens: int | None = None,
-        threshold: float = 0.0,
+        generation: Generation | None = None,
     ) -> ProgramProbe:
         """A probe that times this engine's device loop on `num_rows` rows of its own.
 
-        `num_verified` is the number of drafts that each row verifies in a round, k by default.
+        `num_verified` is the number of drafts that each row verifies in a round, k by default. `generation` states the
+        controls of the rows, by default those of greedy decoding.
         """
         return ProgramProbe(
             self.runner.programs,
@@ -210,7 +211,7 @@ class Engine:
             num_rows=num_rows,
             num_verified=self.plan.num_speculative_tokens if num_verified is None else num_verified,
             num_tokens=num_tokens,
-            threshold=threshold,
+            generation=generation or Generation(),
         )
 
     def timed_stream(self, request: Request) -> tuple[Completion, list[RoundTimes]]:

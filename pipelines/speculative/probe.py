@@ -11,6 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from dspark_jax.architectures.nn.attention.kv_cache import KVPages
+from dspark_jax.pipelines.sampling.controls import Controls, request_controls
+from dspark_jax.pipelines.sampling.generation import Generation
+from dspark_jax.pipelines.sampling.policy import Policy
 from dspark_jax.pipelines.speculative.programs import Programs
 from dspark_jax.pipelines.speculative.sizes import EnginePlan
 from dspark_jax.pipelines.speculative.state import RoundState, empty_rows
@@ -30,7 +33,7 @@ class ProgramProbe:
 
     `num_verified` is the number of drafts that each row verifies in a round. With the programs of an engine without a
     draft model, a round verifies that many arbitrary tokens and drafts nothing; this times verification alone.
-    `num_tokens` is the length of the flat batch, see `StepConfig`.
+    `num_tokens` is the length of the flat batch, see `StepConfig`. `generation` states the controls of the rows.
     """
 
     def __init__(
@@ -41,10 +44,11 @@ class ProgramProbe:
         num_rows: int,
         num_verified: int,
         num_tokens: int | None,
-        threshold: float,
+        generation: Generation,
     ) -> None:
         self.proposed = np.zeros((num_rows, 0), np.int32)  # drafts verified in each round of the last call, [B, R]
         self._programs, self._num_verified, self._num_tokens = programs, num_verified, num_tokens
+        self._policy = Policy.of(generation)
         per_row = plan.page_buckets[-1]
         num_pages = num_rows * per_row
         sizes = dataclasses.replace(
@@ -58,7 +62,8 @@ class ProgramProbe:
             rows=dataclasses.replace(
                 rows,
                 page_table=jnp.asarray(table),
-                confidence_threshold=jnp.full((num_rows,), threshold, jnp.float32),
+                confidence_threshold=jnp.full((num_rows,), generation.confidence_threshold, jnp.float32),
+                controls=_controls(generation, num_rows, sizes.num_biased_ids),
             ),
         )
 
@@ -77,7 +82,9 @@ class ProgramProbe:
         state = self._ready(num_pages, live=True)
         started = time.perf_counter()
         for _ in range(rounds):
-            state, output = self._programs.round(state, num_pages=num_pages, num_tokens=self._num_tokens)
+            state, output = self._programs.round(
+                state, num_pages=num_pages, num_tokens=self._num_tokens, policy=self._policy
+            )
         self._state = jax.block_until_ready(state)
         seconds = time.perf_counter() - started
         self.proposed = np.asarray(output.proposed)[:, None]
@@ -88,7 +95,7 @@ class ProgramProbe:
         started = time.perf_counter()
         token_range = None if self._num_tokens is None else range(self._num_tokens + 1)
         self._state, output = self._programs.loop(
-            state, num_pages=num_pages, token_range=token_range, until_any_finishes=False
+            state, num_pages=num_pages, token_range=token_range, until_any_finishes=False, policy=self._policy
         )
         jax.block_until_ready((self._state, output))
         seconds = time.perf_counter() - started
@@ -112,3 +119,10 @@ class ProgramProbe:
         )
         state: RoundState = jax.block_until_ready(dataclasses.replace(self._state, rows=rows))
         return state
+
+
+def _controls(generation: Generation, num_rows: int, num_biased_ids: int) -> Controls:
+    """The controls of `generation` for every row, each with random numbers of its own."""
+    rows = [request_controls(generation, np.asarray([row, 0]), 0, num_biased_ids) for row in range(num_rows)]
+    joined: Controls = jax.tree.map(lambda *leaves: jnp.asarray(np.concatenate(leaves)), *rows)
+    return joined
