@@ -67,6 +67,7 @@ def check_generation(generation: Generation, *, vocab_size: int, most_stop_ids: 
             found=generation.min_new_tokens,
             allowed=f"at most max_new_tokens, {generation.max_new_tokens}",
         )
+    _check_stop_strings(generation.stop_strings)
     biases = generation.logit_bias
     ids = [*dict(_pairs(biases)), *generation.banned_ids]
     check_ids("stop_ids", generation.stop_ids or (), vocab_size=vocab_size, most=most_stop_ids)
@@ -86,6 +87,17 @@ def check_ids(field: str, ids: Any, *, vocab_size: int, most: int) -> None:
         raise RequestError(f"found {len(ids)} ids, allowed {allowed}", field=field, found=ids, allowed=allowed)
     if any(not is_integer(token) or not 0 <= token < vocab_size for token in ids):
         raise RequestError(field=field, found=ids, allowed=f"ids 0..{vocab_size - 1}")
+
+
+def _check_stop_strings(strings: Any) -> None:
+    """A replacement character stands for bytes that are no text yet, so nobody can tell at once whether it is there."""
+    is_list = isinstance(strings, tuple | list)
+    if not is_list or not all(isinstance(string, str) and string and _is_text(string) for string in strings):
+        raise RequestError(field="stop_strings", found=strings, allowed="texts of a character or more, without U+FFFD")
+
+
+def _is_text(string: str) -> bool:
+    return "\N{REPLACEMENT CHARACTER}" not in string and not any("\ud800" <= letter <= "\udfff" for letter in string)
 
 
 def _pairs(biases: Any) -> list[tuple[Any, Any]]:

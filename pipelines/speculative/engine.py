@@ -93,7 +93,8 @@ class Engine:
         self.plan.check(request)
         identifier, self._next_id = self._next_id, self._next_id + 1
         completion = Completion(request=request, allowed_new_tokens=self.plan.allowed_new_tokens(request))
-        self._scheduler.submit(Job(id=identifier, completion=completion, seed_words=request.seed_words()))
+        watch = None if request.new_watch is None else request.new_watch()
+        self._scheduler.submit(Job(id=identifier, completion=completion, seed_words=request.seed_words(), watch=watch))
         return identifier
 
     def cancel(self, identifier: RequestId) -> bool:
@@ -113,8 +114,9 @@ class Engine:
         """Start programs or read the results of one; returns the events. With `stream` a program decodes one round,
         otherwise many.
 
-        Programs are started only after the results of all earlier ones were read: the scheduler must not decide on an
-        outdated state.
+        While a row has a text watch, every program decodes one round: the device does not know where a watch ends a
+        text, so further rounds could be for nothing. Programs are started only after the results of all earlier ones
+        were read: the scheduler must not decide on an outdated state.
         """
         if self._ended:
             events, self._ended = self._ended, []
@@ -276,7 +278,9 @@ class Engine:
             self._pending.append(PendingProgram(output=output, jobs=running))
 
     def _start_rounds(self, stream: bool) -> None:
-        scheduler, rounds = self._scheduler, 1 if stream else self.options.rounds_per_call
+        scheduler = self._scheduler
+        stream = stream or any(job.watch is not None for _, job in scheduler.live())
+        rounds = 1 if stream else self.options.rounds_per_call
         running = self._reserve({row: self._round_end(job) for row, job in scheduler.live() if not job.is_prefilling})
         for row, job in running.items():
             wanted = self._round_end(job) + (rounds - 1) * self.plan.tokens_per_round
@@ -330,14 +334,16 @@ class Engine:
     def _read_results(self, pending: PendingProgram) -> list[Event]:
         """Wait for the results of a program, record them, and free the rows of requests that ended."""
         events = []
-        for results in read_results(pending):
-            record(results)
+        for found in read_results(pending):
+            results = record(found)
             event = Event(id=results.job.id, tokens=tuple(results.tokens), completion=results.job.completion)
             if event.tokens or event.is_end:
                 events.append(event)
-        for row, job in list(self._scheduler.live()):
-            if job.completion.finish_reason is not None:
-                self._scheduler.release(row)
+        ended = [(row, job) for row, job in self._scheduler.live() if job.completion.finish_reason is not None]
+        for row, _ in ended:
+            self._scheduler.release(row)
+        if watched := [row for row, job in ended if job.watch is not None]:
+            self.runner.retire(watched)  # the device may take these rows for live
         return events
 
     def _end(self, job: Job) -> bool:
