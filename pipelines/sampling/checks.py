@@ -57,17 +57,15 @@ def check_generation(generation: Generation, *, vocab_size: int, most_stop_ids: 
 
     `most_stop_ids` and `most_biased_ids` are the numbers of ids that a row has room for.
     """
-    for field, rule in _RULES.items():
-        value = getattr(generation, field)
-        if not rule.is_right(value):
-            raise RequestError(field=field, found=value, allowed=rule.allowed)
+    for field in _RULES:
+        check_option(field, getattr(generation, field))
+    _check_stop_strings(generation.stop_strings)
     if generation.min_new_tokens > generation.max_new_tokens:
         raise RequestError(
             field="min_new_tokens",
             found=generation.min_new_tokens,
             allowed=f"at most max_new_tokens, {generation.max_new_tokens}",
         )
-    _check_stop_strings(generation.stop_strings)
     biases = generation.logit_bias
     ids = [*dict(_pairs(biases)), *generation.banned_ids]
     check_ids("stop_ids", generation.stop_ids or (), vocab_size=vocab_size, most=most_stop_ids)
@@ -78,6 +76,12 @@ def check_generation(generation: Generation, *, vocab_size: int, most_stop_ids: 
             field="logit_bias", found=f"{len(set(ids))} ids with banned_ids", allowed=f"at most {most_biased_ids}"
         )
     _check_some_token_is_left(generation, vocab_size)
+
+
+def check_option(field: str, value: Any) -> None:
+    """Raise `RequestError` for a number that is out of range. Other fields are not checked here."""
+    if (rule := _RULES.get(field)) is not None and not rule.is_right(value):
+        raise RequestError(field=field, found=value, allowed=rule.allowed)
 
 
 def check_ids(field: str, ids: Any, *, vocab_size: int, most: int) -> None:

@@ -42,8 +42,13 @@ class Generation:
     frequency_penalty: float = 0.0  # subtracted for each time that the output has the token
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, number to add to its logit)
     banned_ids: tuple[int, ...] = ()  # tokens that are never chosen
-    seed: int | None = None  # of the random numbers; None = another one for every request
+    seed: int | None = None  # of the random numbers; None = one is drawn for every request
     num_logprobs: int | None = None  # log-probabilities of each output token and of this many most probable ones
+
+    @property
+    def samples(self) -> bool:
+        """Whether tokens are drawn at random."""
+        return self.temperature > 0
 
     @property
     def edits_logits(self) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 
 from dspark_jax.architectures.protocols import Draft, Target
 from dspark_jax.pipelines.sampling.generation import Generation, Request
@@ -23,9 +23,7 @@ from dspark_jax.pipelines.speculative.sizes import EngineOptions, EnginePlan, pl
 from dspark_jax.pipelines.speculative.state import RoundOutput
 from dspark_jax.speculators_common.errors import RequestError
 
-__all__ = ["Completion", "Engine", "EngineOptions", "Event", "OnTokens", "Request"]
-
-OnTokens = Callable[[int, Sequence[int]], None]
+__all__ = ["Completion", "Engine", "EngineOptions", "Event", "Request"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -125,15 +123,13 @@ class Engine:
             self._start(stream)
         return self._read_results(self._pending.popleft()) if self._pending else []
 
-    def run(
-        self, requests: Sequence[Request], *, stream: bool = False, on_tokens: OnTokens | None = None
-    ) -> Iterator[tuple[int, Completion]]:
-        """Yield `(request index, completion)` as requests finish. With `stream` the host reads the tokens after every
-        round, otherwise after every device loop.
+    def run(self, requests: Sequence[Request], *, stream: bool = False) -> Generator[tuple[int, Event], None, None]:
+        """Yield `(request index, event)` as tokens reach the host: with `stream` after every round, otherwise after
+        every device loop.
 
-        `on_tokens(index, ids)` gets the tokens of a request as they reach the host. A request that would exceed
-        `max_seq_len` ends there with reason `length`. Raises `RequestError` for a request that cannot be served, and
-        if another run is in progress.
+        Closing the generator cancels the requests that have not ended, and frees their rows. A request that would
+        exceed `max_seq_len` ends there with reason `length`. Raises `RequestError` for a request that cannot be served,
+        and if another run is in progress.
         """
         if self.has_work:
             raise RequestError(
@@ -145,18 +141,13 @@ class Engine:
         try:
             while self.has_work:
                 for event in self.step(stream=stream):
-                    if on_tokens is not None:
-                        on_tokens(index_of[event.id], event.tokens)
-                    if event.is_end:
-                        yield index_of[event.id], event.completion
+                    yield index_of[event.id], event
         finally:
             self._abandon()
 
-    def generate(
-        self, requests: Sequence[Request], *, stream: bool = False, on_tokens: OnTokens | None = None
-    ) -> list[Completion]:
+    def generate(self, requests: Sequence[Request], *, stream: bool = False) -> list[Completion]:
         """Run all requests; returns their completions in the order of the requests. Arguments as in `run`."""
-        done: dict[int, Completion] = dict(self.run(requests, stream=stream, on_tokens=on_tokens))
+        done = {index: event.completion for index, event in self.run(requests, stream=stream) if event.is_end}
         return [done[index] for index in range(len(requests))]
 
     def warmup(self, *, stream: bool | None = None, policies: Sequence[Policy] = (GREEDY,)) -> int:

@@ -161,10 +161,12 @@ def test_a_budget_cuts_at_every_place_of_a_block(engine: Engine, stream: bool) -
     budgets = range(1, 15)
     told: dict[int, list[int]] = {}
     requests = [_request(max_new_tokens=budget) for budget in budgets]
-    completions = engine.generate(
-        requests, stream=stream, on_tokens=lambda index, ids: told.setdefault(index, []).extend(ids)
-    )
-    for index, (budget, completion) in enumerate(zip(budgets, completions, strict=True)):
+    ended: dict[int, Completion] = {}
+    for index, event in engine.run(requests, stream=stream):
+        told.setdefault(index, []).extend(event.tokens)
+        ended |= {index: event.completion} if event.is_end else {}
+    for index, budget in enumerate(budgets):
+        completion = ended[index]
         assert completion.output_ids == told[index] == list(cycle_from(0, budget))
         assert completion.finish_reason == "length"
         assert completion.rounds == _scripted(budget, stopped=False)
@@ -184,17 +186,14 @@ def test_requests_wait_for_pages_and_all_complete(engine: Engine, stream: bool) 
     requests = [
         _request(prompt_ids=cycle_from(start, 2), max_new_tokens=budget) for start, budget in enumerate(budgets)
     ]
-    together = 0
-
-    def count(index: int, ids: object) -> None:
-        nonlocal together
+    together, ended = 0, dict[int, Completion]()
+    for index, event in engine.run(requests, stream=stream):
         together = max(together, engine.num_running)
-
-    completions = engine.generate(requests, stream=stream, on_tokens=count)
-    for start, (budget, completion) in enumerate(zip(budgets, completions, strict=True)):
-        assert completion.output_ids == list(cycle_from(start + 2, budget))
+        ended |= {index: event.completion} if event.is_end else {}
+    for start, budget in enumerate(budgets):
+        assert ended[start].output_ids == list(cycle_from(start + 2, budget))
     assert together == 3
-    assert stream or sum(completion.num_resumes for completion in completions) > 0
+    assert stream or sum(completion.num_resumes for completion in ended.values()) > 0
 
 
 def test_an_abandoned_run_gives_its_rows_and_pages_back(engine: Engine) -> None:
@@ -229,7 +228,7 @@ def test_a_request_that_cannot_be_served_is_refused_before_anything_runs(
 ) -> None:
     seen: list[int] = []
     with pytest.raises(RequestError, match=named):
-        engine.generate([_request(), _request(**changes)], on_tokens=lambda index, ids: seen.append(index))
+        seen += [index for index, _ in engine.run([_request(), _request(**changes)])]
     assert seen == []
     assert engine.generate([_request()])[0].finish_reason == "length"
 
