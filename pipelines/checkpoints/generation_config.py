@@ -94,7 +94,8 @@ def stated_generation(checkpoint: Checkpoint) -> StatedGeneration:
             name: value for name, value in fields.items() if name not in ("temperature", "top_k", "top_p", "min_p")
         }
     known = {*_TAKEN, *_NOT_KEPT, *_SILENT, "suppress_tokens", "bad_words_ids", "stop_strings"}
-    unused = tuple(name for name in stated if name not in known and not name.startswith("_"))
+    others = [name for name, value in stated.items() if name not in known and value is not False and value != []]
+    unused = tuple(name for name in others if not name.startswith("_"))
     return StatedGeneration(file=str(file), fields=cast(GenerationFields, fields), do_sample=do_sample, unused=unused)
 
 

@@ -124,9 +124,13 @@ def stated_choices(stated: StatedGeneration | None) -> list[Choice]:
     if stated is None:
         return []
     taken = ", ".join(f"{name} {_shown(value)}" for name, value in stated.fields.items()) or "nothing"
-    value = taken if stated.do_sample else f"greedy (no do_sample), {taken}"
+    greedy = "" if stated.do_sample else "; greedy, as do_sample is not true"
     unused = f"; not used: {', '.join(stated.unused)}" if stated.unused else ""
-    return [Choice(name="generation config", value=value, reason=f"{stated.file}{unused}", flag="--generation-config")]
+    return [
+        Choice(
+            name="generation config", value=taken, reason=f"{stated.file}{greedy}{unused}", flag="--generation-config"
+        )
+    ]
 
 
 def decoding_choices(generation: Generation, requests: Sequence[Request], args: argparse.Namespace) -> list[Choice]:

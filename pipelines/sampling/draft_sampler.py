@@ -24,7 +24,7 @@ class DraftSampler:
     ) -> None:
         """`anchor_positions` are P: draft i is for position `P + 1 + i`."""
         rows = anchor_positions.shape[0]
-        positions = anchor_positions[:, None] + 1 + jnp.arange(num_drafts, dtype=jnp.int32)
+        positions = anchor_positions[:, None] + 1 + jnp.arange(num_drafts, dtype=jnp.int32)[None]
         seeds = jnp.repeat(controls.seed, num_drafts, axis=0)
         self._numbers = Uniforms(seeds, positions.reshape(-1)).pair(Purpose.DRAFT_CHOICE).reshape(rows, num_drafts, 2)
         self._temperature, self._form = controls.temperature, form
