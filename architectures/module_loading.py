@@ -11,7 +11,7 @@ from flax import nnx
 
 from dspark_jax.architectures.parameters import KeyPath, flat_parameters, stored_values
 from dspark_jax.speculators_common.errors import DSparkError
-from dspark_jax.speculators_common.formats.recipes import Recipe, TensorSource, check_tensors
+from dspark_jax.speculators_common.formats.recipes import Recipe, TensorSource, check_ids, check_tensors
 
 Module = TypeVar("Module", bound=nnx.Module)
 
@@ -53,10 +53,8 @@ def fill_module(
     if unfilled:
         raise DSparkError(f"{file}: parameters without a weight recipe: {', '.join(unfilled)}")
     check_tensors(recipes, tensors, file=file, ignored=ignored)
-    for path, recipe in recipes.items():
-        if path not in parameters and not recipe.is_floating:
-            # The module has no parameter for this tensor of ids. Assembling checks the ids.
-            recipe.assemble([tensors[name].read() for name in recipe.tensors])
+    # The module may have no parameter for tensors of ids that are checked nevertheless.
+    check_ids({path: recipe for path, recipe in recipes.items() if path not in parameters}, tensors)
     loaded: dict[KeyPath, nnx.Variable] = {}
     sources: dict[str, np.ndarray] = {}
     for path, recipe in used.items():

@@ -20,6 +20,7 @@ from jax.typing import DTypeLike
 
 from dspark_jax.architectures.target_config import TargetConfig
 from dspark_jax.pipelines.checkpoints.generation_config import stated_generation
+from dspark_jax.pipelines.checkpoints.hub import check_name
 from dspark_jax.pipelines.checkpoints.load_choices import check_memory, device_memory, in_bytes, load_choices
 from dspark_jax.pipelines.checkpoints.loading import (
     LoadedDraft,
@@ -124,7 +125,7 @@ def prepare(
     """
     started = time.perf_counter()
     overrides = DraftOverrides(sample_from_anchor=sample_from_anchor, partial_rotary_factor=partial_rotary_factor)
-    _check_arguments(draft, num_speculative_tokens, overrides, batch_size, proposal)
+    _check_arguments(target, draft, num_speculative_tokens, overrides, batch_size, proposal)
     dtype = _checked_dtype(dtype)
     prepared_target = prepare_target(target, dtype)
     max_seq_len = _max_seq_len(max_seq_len, prepared_target.config)
@@ -294,6 +295,7 @@ def _checked_dtype(dtype: DTypeLike) -> DTypeLike:
 
 
 def _check_arguments(
+    target: Path | str,
     draft: Path | str | None,
     num_speculative_tokens: int | None,
     overrides: DraftOverrides,
@@ -301,6 +303,9 @@ def _check_arguments(
     proposal: ProposalKind,
 ) -> None:
     """Raise `RequestError` for what is wrong without knowing the files, such as a draft option without a draft."""
+    check_name(target, "target", others="a .gguf file, smollm2 ")
+    if draft is not None:
+        check_name(draft, "draft")
     if not is_integer(batch_size) or batch_size < 1:
         raise RequestError(field="batch_size", found=batch_size, allowed="1 or more")
     if num_speculative_tokens is not None and not is_integer(num_speculative_tokens):

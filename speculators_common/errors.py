@@ -104,6 +104,16 @@ def collected_error(file: Path | str, faults: Sequence[str] | Mapping[str, Seque
     return CheckpointError("; ".join(parts), file=file)
 
 
+def install_hint(package: str, extra: str) -> str:
+    """How to install `package`, which the extra `extra` of this project needs: by itself, with the installed project,
+    and in a checkout. The end of an error message.
+    """
+    return (
+        f"pip install {package} (or the extra: pip install 'dspark-jax[{extra}]', in a checkout pip install -e "
+        f"'.[{extra}]')"
+    )
+
+
 def _detail(found: object, allowed: object) -> str:
     what = "missing" if found is UNSTATED else f"found {shown(found)}"
     return what + (f", allowed {allowed}" if str(allowed) else "")

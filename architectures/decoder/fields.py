@@ -6,13 +6,19 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypedDict
 
 from dspark_jax.architectures.decoder.recurrent_state import refuse_recurrent_layers
-from dspark_jax.speculators_common.formats.choice import Choice
+from dspark_jax.speculators_common.formats.choice import Choice, default_choices
 from dspark_jax.speculators_common.formats.fields import Fields
 from dspark_jax.speculators_common.formats.quantised import refuse_quantised
 from dspark_jax.speculators_common.formats.rope.config import RopeConfig
 from dspark_jax.speculators_common.formats.rope.fields import parse_rope, theta_choice, usable_length
 from dspark_jax.speculators_common.formats.size_limits import MAX_LAYERS, MAX_SIZE
 from dspark_jax.speculators_common.formats.unknown_fields import unknown_fields
+from dspark_jax.speculators_common.formats.window_choices import (
+    FIRST_SLIDING_LAYER,
+    layer_types_decide,
+    types_text,
+    unused,
+)
 
 HARMLESS_FIELDS = [
     "architectures",
@@ -173,34 +179,70 @@ def unknown_target_fields(
     return unknown_fields(fields, (), known)
 
 
-def require_full_layers(fields: Fields, num_layers: int) -> None:
+def require_full_layers(fields: Fields, num_layers: int) -> tuple[Choice, ...]:
     """Raise `CheckpointError` if a layer has a sliding window, for a family without such layers.
 
-    `sliding_window` may be stated if `use_sliding_window` or `layer_types` says that no layer uses it.
+    `sliding_window` may be stated if `use_sliding_window` or `layer_types` says that no layer uses it. Returns the
+    choices about it.
     """
-    windows = read_layer_windows(fields, num_layers)
-    if any(window is not None for window in windows):
-        name = "layer_types" if fields.has("layer_types") else "use_sliding_window"
-        raise fields.error(name, fields.raw.get(name), "full_attention layers: the family has no windows")
+    windows, choices = read_layer_windows(fields, num_layers)
+    if any(window is not None for window in windows) and fields.has("layer_types"):
+        raise fields.error(
+            "layer_types", fields.raw.get("layer_types"), "full_attention layers: the family has no windows"
+        )
+    if fields.boolean("use_sliding_window", default=False):
+        raise fields.error("use_sliding_window", True, "false: the family has no windows")
     if fields.has("sliding_window") and not (fields.has("use_sliding_window") or fields.has("layer_types")):
         raise fields.error("sliding_window", fields.raw["sliding_window"], "null: the family has no windows")
+    return choices
 
 
-def read_layer_windows(fields: Fields, num_layers: int) -> tuple[int | None, ...]:
-    """The sliding window of each layer in positions, `None` for full attention.
+def read_layer_windows(fields: Fields, num_layers: int) -> tuple[tuple[int | None, ...], tuple[Choice, ...]]:
+    """The sliding window of each layer in positions, `None` for full attention, and the choices that were made.
 
-    Without `layer_types`, `use_sliding_window` makes all layers slide but the first `max_window_layers`.
+    Without `layer_types`, `use_sliding_window` makes all layers slide but the first `max_window_layers`. Sliding layers
+    beside a `use_sliding_window` that is false are refused, as no library runs such a file.
     """
     default = ["full_attention"] * num_layers
     fields.ignore("max_window_layers")
     uses_windows = fields.boolean("use_sliding_window", default=None)
-    if uses_windows and not fields.has("layer_types"):
-        first = fields.integer("max_window_layers", minimum=0)
+    first = fields.integer("max_window_layers", minimum=0, default=FIRST_SLIDING_LAYER) if uses_windows else num_layers
+    if not fields.has("layer_types"):
         default = ["sliding_attention" if layer >= first else "full_attention" for layer in range(num_layers)]
     kinds = read_layer_kinds(fields, num_layers, default)
     if uses_windows is False and "sliding_attention" in kinds:
         raise fields.error("use_sliding_window", False, "true, as layer_types has sliding layers")
-    return read_windows(fields, kinds)
+    choices: list[Choice] = []
+    if not fields.has("layer_types"):
+        if uses_windows and not fields.has("max_window_layers"):
+            choices += default_choices(fields, {"max_window_layers": first})
+    elif "sliding_attention" in kinds and uses_windows is None:
+        reason = "the file does not say; its layer_types has sliding layers"
+        choices.append(Choice(name="use_sliding_window", value="true", reason=reason))
+    elif "sliding_attention" not in kinds and first < num_layers:
+        choices += layer_types_decide(kinds, {"use_sliding_window": True})
+    if uses_windows is not False:
+        choices += unused_window(fields, kinds)
+    return read_windows(fields, kinds), tuple(choices)
+
+
+def unused_window(fields: Fields, kinds: Sequence[str]) -> tuple[Choice, ...]:
+    """The choice not to use the `sliding_window` of a file without sliding layers; empty if there is nothing unused."""
+    is_unused = "sliding_attention" not in kinds and fields.has("sliding_window")
+    return (unused(fields, "sliding_window"),) if is_unused else ()
+
+
+def alternating_window_choices(fields: Fields, kinds: Sequence[str]) -> tuple[Choice, ...]:
+    """The choices about the windows of a family whose layers slide by default.
+
+    `kinds` are those of `read_layer_kinds`. Such a family has no `use_sliding_window`. Raises `CheckpointError` for one
+    that says something else than the layers.
+    """
+    slides = "sliding_attention" in kinds
+    if fields.boolean("use_sliding_window", default=slides) is not slides:
+        allowed = f"{str(slides).lower()}, as there is {types_text(kinds)}"
+        raise fields.error("use_sliding_window", not slides, allowed)
+    return unused_window(fields, kinds)
 
 
 def every_sixth_full(num_layers: int, pattern: int = 6) -> tuple[str, ...]:

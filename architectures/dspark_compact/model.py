@@ -32,6 +32,7 @@ from dspark_jax.speculators_common.errors import RequestError
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig
 from dspark_jax.speculators_common.heads.confidence_head import ConfidenceHead, confident_length_after_first
 from dspark_jax.speculators_common.heads.markov_head import make_markov_head
+from dspark_jax.speculators_common.numerics.initial_values import initial_values
 from dspark_jax.speculators_common.numerics.linear import Linear
 from dspark_jax.speculators_common.numerics.platform import Platform, default_platform
 
@@ -63,8 +64,8 @@ class CompactDraft(DraftChain):
         )
         self.context_norm = RMSNorm(hidden, epsilon)
         self.token_projection = Linear(target_hidden, hidden, dtype=dtype, platform=platform, rngs=rngs)
-        self.mask_rows = nnx.Param(0.02 * jax.random.normal(rngs.params(), (config.block_size - 1, hidden), dtype))
-        self.slot_rows = nnx.Param(0.02 * jax.random.normal(rngs.params(), (config.block_size, hidden), dtype))
+        self.mask_rows = nnx.Param(initial_values((config.block_size - 1, hidden), dtype, rngs))
+        self.slot_rows = nnx.Param(initial_values((config.block_size, hidden), dtype, rngs))
         self.layers = nnx.List(
             CompactLayer(config, layer, dtype=dtype, platform=platform, rngs=rngs)
             for layer in range(config.num_hidden_layers)

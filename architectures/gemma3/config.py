@@ -8,6 +8,7 @@ from typing import Any
 
 from dspark_jax.architectures.decoder.dense import DecoderConfig
 from dspark_jax.architectures.decoder.fields import (
+    alternating_window_choices,
     every_sixth_full,
     read_decoder_sizes,
     read_layer_kinds,
@@ -16,10 +17,12 @@ from dspark_jax.architectures.decoder.fields import (
     unknown_target_fields,
 )
 from dspark_jax.architectures.decoder.text_part import has_towers, text_fields
-from dspark_jax.speculators_common.formats.fields import Fields, only_architecture
+from dspark_jax.speculators_common.formats.choice import Choice
+from dspark_jax.speculators_common.formats.fields import Fields, agreed, only_architecture
 from dspark_jax.speculators_common.formats.rope.config import RopeConfig
 from dspark_jax.speculators_common.formats.rope.fields import parse_rope, theta_choice, usable_length
 from dspark_jax.speculators_common.formats.size_limits import MAX_SIZE
+from dspark_jax.speculators_common.formats.window_choices import layer_types_decide
 
 # Defaults of fields that published multimodal files omit.
 _DEFAULTS = {
@@ -53,9 +56,7 @@ def parse_gemma3(raw: Mapping[str, Any], file: str, overrides: None = None) -> G
     require_activation(fields, "gelu_pytorch_tanh", "hidden_activation", "hidden_act")
     _refuse(fields)
     fields.ignore("cache_implementation")
-    kinds = read_layer_kinds(
-        fields, sizes["num_hidden_layers"], every_sixth_full(sizes["num_hidden_layers"], _pattern(fields))
-    )
+    kinds, window_choices = _layer_kinds(fields, sizes["num_hidden_layers"])
     rope, sliding_rope = _rotations(fields, sizes["head_dim"])
     attention_bias = fields.boolean("attention_bias", default=False)
     sizes["max_position_embeddings"] = usable_length(sizes["max_position_embeddings"], rope, file)
@@ -75,7 +76,7 @@ def parse_gemma3(raw: Mapping[str, Any], file: str, overrides: None = None) -> G
         architecture=only_architecture(top, default="Gemma3ForCausalLM"),
         family="gemma3",
         source=file,
-        choices=theta_choice(fields, ("full_attention",), rope.theta),
+        choices=(*theta_choice(fields, ("full_attention",), rope.theta), *window_choices),
         unknown_fields=unknown_target_fields(fields, top),
     )
 
@@ -89,10 +90,26 @@ def _refuse(fields: Fields) -> None:
         raise fields.error("use_bidirectional_attention", True, "false: a target decodes left to right")
 
 
-def _pattern(fields: Fields) -> int:
-    fields.ignore("sliding_window_pattern", "_sliding_window_pattern")
-    stated = [name for name in ("sliding_window_pattern", "_sliding_window_pattern") if fields.has(name)]
-    return fields.integer(stated[0], minimum=1) if stated else 6
+def _layer_kinds(fields: Fields, num_layers: int) -> tuple[tuple[str, ...], tuple[Choice, ...]]:
+    """The kind of every layer, and the choices about windows.
+
+    `layer_types` decides. Older files state a pattern instead: every n-th layer is full. Where both are stated and say
+    different things, that is a choice; but a `_sliding_window_pattern` beside `layer_types` says nothing, because
+    transformers writes 6 there whatever the layers are. Raises `CheckpointError` for two patterns that differ, without
+    `layer_types`.
+    """
+    names = ("sliding_window_pattern", "_sliding_window_pattern")
+    stated = {name: fields.integer(name, minimum=1) for name in names if fields.has(name)}
+    fields.ignore(*names)
+    if fields.has("layer_types"):
+        kinds = read_layer_kinds(fields, num_layers, ())
+        name = "sliding_window_pattern"
+        differs = name in stated and every_sixth_full(num_layers, stated[name]) != kinds
+        choices = layer_types_decide(kinds, {name: stated[name]} if differs else {})
+    else:
+        pattern = agreed(fields.file, list(stated.items())) if stated else 6
+        kinds, choices = read_layer_kinds(fields, num_layers, every_sixth_full(num_layers, pattern)), ()
+    return kinds, (*choices, *alternating_window_choices(fields, kinds))
 
 
 def _rotations(fields: Fields, head_dim: int) -> tuple[RopeConfig, RopeConfig]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from dspark_jax.architectures.decoder.fields import (
     DecoderSizes,
+    alternating_window_choices,
     every_sixth_full,
     read_decoder_sizes,
     read_layer_kinds,
@@ -99,6 +100,7 @@ def parse_gemma4(raw: Mapping[str, Any], file: str, overrides: None = None) -> G
         kinds=_ROPE_KINDS,
     )
     sliding_rope = parse_rope(fields, head_dim=sizes["head_dim"], layer_types=("sliding_attention",), kinds=_ROPE_KINDS)
+    layers, choices = _layers(fields, sizes, global_head_dim)
     return Gemma4Config(
         hidden_size=sizes["hidden_size"],
         num_hidden_layers=sizes["num_hidden_layers"],
@@ -112,11 +114,12 @@ def parse_gemma4(raw: Mapping[str, Any], file: str, overrides: None = None) -> G
         sliding_rope=sliding_rope,
         per_layer_input_size=_per_layer_input_size(fields),
         per_layer_vocab_size=fields.integer("vocab_size_per_layer_input", minimum=1, default=_VOCAB_SIZE),
-        layers=_layers(fields, sizes, global_head_dim),
+        layers=layers,
         has_towers=has_towers(top),
         architecture=only_architecture(top, default="Gemma4ForCausalLM"),
         family="gemma4",
         source=file,
+        choices=choices,
         unknown_fields=unknown_target_fields(fields, top),
     )
 
@@ -149,8 +152,12 @@ def _per_layer_input_size(fields: Fields) -> int:
     )
 
 
-def _layers(fields: Fields, sizes: DecoderSizes, global_head_dim: int) -> tuple[Gemma4LayerConfig, ...]:
-    """The config of every layer; `sizes` has the head dimension and the key/value heads of sliding layers."""
+def _layers(
+    fields: Fields, sizes: DecoderSizes, global_head_dim: int
+) -> tuple[tuple[Gemma4LayerConfig, ...], tuple[Choice, ...]]:
+    """The config of every layer, and the choices about windows. `sizes` has the head dimension and the key/value heads
+    of sliding layers.
+    """
     count, heads, sliding_kv_heads = (
         sizes["num_hidden_layers"],
         sizes["num_attention_heads"],
@@ -183,7 +190,7 @@ def _layers(fields: Fields, sizes: DecoderSizes, global_head_dim: int) -> tuple[
                 intermediate_size=2 * width if doubles_width and layer >= first_shared else width,
             )
         )
-    return tuple(layers)
+    return tuple(layers), alternating_window_choices(fields, kinds)
 
 
 def _last_of_kind(fields: Fields, kinds: tuple[str, ...], kind: str, end: int) -> int:

@@ -18,7 +18,7 @@ def parse_llama(raw: Mapping[str, Any], file: str, overrides: None = None) -> De
     """The config in `raw`, the content of `file`. Raises `CheckpointError` for a config that is not supported."""
     fields = Fields(raw, file)
     geometry = read_decoder_geometry(fields)
-    require_full_layers(fields, geometry["num_hidden_layers"])
+    geometry["choices"] += require_full_layers(fields, geometry["num_hidden_layers"])
     mlp_bias = fields.boolean("mlp_bias", default=False)
     attention_bias = fields.boolean("attention_bias", default=False)
     return DecoderConfig(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int32
 
+from dspark_jax.speculators_common.numerics.initial_values import initial_values
 from dspark_jax.speculators_common.numerics.linear import Linear
 from dspark_jax.speculators_common.numerics.matmul import output_major_product
 from dspark_jax.speculators_common.numerics.platform import Platform
@@ -20,7 +20,7 @@ class TokenTable(nnx.Module):
     def __init__(
         self, vocab_size: int, hidden_size: int, *, dtype: DTypeLike, platform: Platform, rngs: nnx.Rngs
     ) -> None:
-        rows = 0.02 * jax.random.normal(rngs.params(), (vocab_size, hidden_size), dtype)
+        rows = initial_values((vocab_size, hidden_size), dtype, rngs)
         self.rows = nnx.Param(encode_rows(rows, platform.row_dtype(dtype)))
 
     def __call__(self, ids: Int32[Array, "*axes"]) -> Float[Array, "*axes H"]:

@@ -23,7 +23,8 @@ def parse_qwen3(raw: Mapping[str, Any], file: str, overrides: None = None) -> De
     """The config in `raw`, the content of `file`. Raises `CheckpointError` for a config that is not supported."""
     fields = Fields(raw, file)
     geometry = read_decoder_geometry(fields, {"head_dim": _HEAD_DIM}, required=("num_key_value_heads",))
-    layer_windows = read_layer_windows(fields, geometry["num_hidden_layers"])
+    layer_windows, window_choices = read_layer_windows(fields, geometry["num_hidden_layers"])
+    geometry["choices"] += window_choices
     if any(layer_windows):
         _require_one_rotation(fields, geometry["rope"], geometry["head_dim"])
     attention_bias = fields.boolean("attention_bias", default=False)

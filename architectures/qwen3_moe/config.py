@@ -11,8 +11,10 @@ from dspark_jax.architectures.decoder.fields import (
     read_decoder_geometry,
     read_layer_kinds,
     unknown_target_fields,
+    unused_window,
 )
 from dspark_jax.architectures.decoder.recurrent_state import refuse_recurrent_layers
+from dspark_jax.speculators_common.formats.choice import Choice
 from dspark_jax.speculators_common.formats.fields import Fields, agreed
 from dspark_jax.speculators_common.formats.size_limits import MAX_EXPERTS, MAX_SIZE
 
@@ -38,12 +40,14 @@ def parse_qwen3_moe(raw: Mapping[str, Any], file: str, overrides: None = None) -
     fields.ignore(*_HARMLESS_FIELDS)
     attention_bias = fields.boolean("attention_bias", default=False)
     num_layers, num_experts = geometry["num_hidden_layers"], _num_experts(fields)
+    window, window_choices = _window(fields, num_layers)
+    geometry["choices"] += window_choices
     return Qwen3MoeConfig(
         **geometry,
         use_qk_norm=True,
         attention_bias=attention_bias,
         output_bias=attention_bias,
-        layer_windows=(_window(fields, num_layers),) * num_layers,
+        layer_windows=(window,) * num_layers,
         num_experts=num_experts,
         num_experts_per_tok=fields.integer("num_experts_per_tok", minimum=1, maximum=num_experts),
         moe_intermediate_size=fields.integer("moe_intermediate_size", minimum=1, maximum=MAX_SIZE),
@@ -68,8 +72,8 @@ def _num_experts(fields: Fields) -> int:
     return agreed(fields.file, stated)
 
 
-def _window(fields: Fields, num_layers: int) -> int | None:
-    """The sliding window of all layers in positions, `None` for full attention.
+def _window(fields: Fields, num_layers: int) -> tuple[int | None, tuple[Choice, ...]]:
+    """The sliding window of all layers in positions, `None` for full attention, and the choice not to use one.
 
     `use_sliding_window` holds for every layer of this family. `layer_types`, if stated, must agree with it.
     `max_window_layers`, a field of dense Qwen3 configs, has no influence.
@@ -82,8 +86,8 @@ def _window(fields: Fields, num_layers: int) -> int | None:
         raise fields.error("layer_types", list(kinds), f"{only} in every layer, as use_sliding_window says")
     if not is_used:
         fields.ignore("sliding_window")
-        return None
-    return fields.integer("sliding_window", minimum=1)
+        return None, () if fields.has("use_sliding_window") else unused_window(fields, kinds)
+    return fields.integer("sliding_window", minimum=1), ()
 
 
 def _layer_is_sparse(fields: Fields, num_layers: int) -> tuple[bool, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 from dspark_jax.pipelines.bench.benchmark import Benchmark
 from dspark_jax.pipelines.bench.figures import SetFigures
 from dspark_jax.pipelines.bench.options import ALL_SETS
-from dspark_jax.speculators_common.errors import DSparkError
+from dspark_jax.speculators_common.errors import DSparkError, install_hint
 
 _SUFFIXES = (".png", ".svg", ".pdf")
 _PLAIN, _SPECULATIVE, _PREDICTED, _INK, _FAINT = "#b9c0ca", "#2c6fb7", "#f2a33a", "#22262b", "#6b7280"
@@ -20,7 +20,7 @@ def check_plot(path: Path | str) -> None:
     """Raise `DSparkError` if `save_plot` could not write `path`. To be called before the measurement."""
     file = Path(path)
     if importlib.util.find_spec("matplotlib") is None:
-        raise DSparkError("matplotlib is not installed; pip install 'dspark-jax[plot]'", field="--plot")
+        raise DSparkError(f"matplotlib is not installed: {install_hint('matplotlib', 'plot')}", field="--plot")
     if file.suffix.lower() not in _SUFFIXES:
         raise DSparkError(field="--plot", found=file.name, allowed=f"a file name that ends in {', '.join(_SUFFIXES)}")
     if not file.absolute().parent.is_dir():

@@ -1,6 +1,7 @@
 """Describes a checkpoint from its config and the headers of its files.
 
-Nothing is compiled. No weights are read, except embedding and head of a target that stores both and calls them tied.
+Nothing is compiled. No weights are read, except embedding and head of a target that stores both and calls them tied,
+and the ids of a draft's vocabulary map.
 """
 
 from __future__ import annotations
@@ -18,14 +19,20 @@ from dspark_jax.architectures.drafting.tables import tables_of
 from dspark_jax.architectures.registry import SupportedArchitecture
 from dspark_jax.architectures.target_config import TargetConfig
 from dspark_jax.pipelines.checkpoints.checkpoint import Checkpoint, open_target, with_draft_names
-from dspark_jax.pipelines.checkpoints.load_choices import choice_lines, draft_choices, in_bytes, target_choices
+from dspark_jax.pipelines.checkpoints.load_choices import (
+    choice_lines,
+    draft_choices,
+    in_bytes,
+    target_choices,
+    template_choices,
+)
 from dspark_jax.pipelines.checkpoints.loading import check_against, parse_checkpoint, refuse_side_files
-from dspark_jax.pipelines.text.stop_tokens import stop_reason, stop_tokens
+from dspark_jax.pipelines.text.stop_tokens import stop_ids, stop_reason, stop_tokens
 from dspark_jax.pipelines.text.tokenizer import open_tokenizer
 from dspark_jax.pipelines.text.tokenizer_files import unread_tokenizer
 from dspark_jax.speculators_common.formats.choice import Choice
 from dspark_jax.speculators_common.formats.draft_config import DraftOverrides, LayerMask
-from dspark_jax.speculators_common.formats.recipes import TensorSource, check_tensors
+from dspark_jax.speculators_common.formats.recipes import TensorSource, check_ids, check_tensors
 from dspark_jax.speculators_common.formats.rope.config import RopeConfig
 from dspark_jax.speculators_common.numerics.platform import default_platform
 
@@ -62,7 +69,7 @@ def describe(path: Path | str, *, kind: str | None = None, overrides: DraftOverr
     """Describe the checkpoint at `path`. `kind`, `target` or `draft`, is what it must be; `None` allows both.
     `overrides` replace what a draft's files say.
 
-    Raises `CheckpointError` for every fault in config and headers that would prevent loading.
+    Raises `CheckpointError` for every fault in config, headers and vocabulary map that would prevent loading.
     """
     checkpoint = open_target(path)
     entry, config = parse_checkpoint(checkpoint, kind, overrides)
@@ -77,6 +84,7 @@ def describe(path: Path | str, *, kind: str | None = None, overrides: DraftOverr
                 parameter: recipe for parameter, recipe in recipes.items() if "lm_head.weight" not in recipe.tensors
             }
     check_tensors(recipes, checkpoint.tensors, file=str(checkpoint.path), ignored=tuple(entry.ignored(config)))
+    check_ids(recipes, checkpoint.tensors)
     weights = [tensor for tensor in checkpoint.tensors.values() if "float" in tensor.dtype]
     return Description(
         checkpoint=checkpoint,
@@ -136,20 +144,20 @@ def description_json(description: Description) -> dict[str, Any]:
 def _target_choices(checkpoint: Checkpoint, config: TargetConfig) -> tuple[Choice, ...]:
     tokenizer = open_tokenizer(checkpoint)
     stops = stop_tokens(checkpoint, tokenizer, config.vocab_size)
-    ids = [stop.id for stop in stops if stop.is_in_vocabulary]
     text, unread = "none: prompts are token ids", unread_tokenizer(checkpoint.path)
     if tokenizer is not None:
         text = f"{tokenizer.vocab_size} tokens, {'with' if tokenizer.chat_template else 'without'} chat template"
+    template = {choice.name: choice for choice in template_choices(tokenizer)}
     head = "tied to embed_tokens" if getattr(config, "tie_word_embeddings", False) else "its own"
     choices = {choice.name: choice for choice in target_choices(config)}
     rows = (
         ("embed_tokens", "its own", "", ""),
         ("lm_head", head, "", ""),
         ("tokenizer", text, f"the directory {unread}" if unread and tokenizer is None else "", ""),
-        ("stop_ids", ", ".join(map(str, ids)) or "none", stop_reason(stops), "--stop-ids"),
+        ("stop_ids", ", ".join(map(str, stop_ids(stops))) or "none", stop_reason(stops), "--stop-ids"),
     )
     known = {name: Choice(name=name, value=value, reason=reason, flag=flag) for name, value, reason, flag in rows}
-    return tuple({**known, **choices}.values())
+    return tuple({**known, **choices, **template}.values())
 
 
 def _stored_as(tensor: TensorSource) -> str:

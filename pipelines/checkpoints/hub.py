@@ -1,5 +1,5 @@
 """Finds the local path of a checkpoint from what a user writes: a directory, `~/...`, a folder of the Hugging Face
-cache, or a Hugging Face id such as `Qwen/Qwen3-8B` or `org/name@revision`.
+cache, or a Hugging Face id such as `Qwen/Qwen3-8B` or `org/name@revision`, also as the URL of its page.
 
 An id is looked up in the local cache first, without huggingface_hub and without the network. If the cache lacks files,
 huggingface_hub (the extra `hub`) downloads them: only safetensors, JSON and the chat template, nothing that could run
@@ -12,14 +12,21 @@ import dataclasses
 import json
 import os
 import re
+import urllib.parse
 from pathlib import Path
 
 from dspark_jax.architectures.registry import CONFIG_FILE, own_config_files
-from dspark_jax.speculators_common.errors import CheckpointError
+from dspark_jax.speculators_common.errors import CheckpointError, RequestError, install_hint, shown
 
 _PART = r"[A-Za-z0-9](?:[\w.-]*\w)?"
 _NAME = re.compile(rf"({_PART})/({_PART})", re.ASCII)
 _REVISION = re.compile(r"\w[\w.-]*(?:/\w[\w.-]*)*", re.ASCII)
+# `Path` makes one slash of the two after the scheme.
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/{1,2}(?:www\.)?(?P<host>[^/]*)(?P<page>[^?#]*)", re.ASCII)
+_HUB_HOSTS = frozenset({"huggingface.co", "hf.co"})
+_PAGE = re.compile(r"/([^/]+/[^/]+)(?:/tree/([^/]+))?/?")
+_NO_ORGS = frozenset({"api", "datasets", "docs", "spaces"})  # first words of pages that are not about a model
+_ID = "a Hugging Face id (ORG/NAME or ORG/NAME@REVISION)"
 _CACHE_FOLDER = re.compile(r"models--.+")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _FETCHED = ("*.safetensors", "*.json", "chat_template.jinja")
@@ -38,7 +45,8 @@ class HubName:
 
     @classmethod
     def parse(cls, text: str) -> HubName | None:
-        """The id in `text`; `None` if `text` can only be a path."""
+        """The id in `text`, which may be the URL of its page; `None` if `text` can only be a path."""
+        text = _without_host(text)
         repository, at, revision = text.partition("@")
         parts = _NAME.fullmatch(repository)
         if parts is None or ".." in text or "--" in repository or Path(repository).suffix in _NOT_AN_ID:
@@ -56,20 +64,35 @@ class HubName:
         return self.repository if self.revision == "main" else f"{self.repository}@{self.revision}"
 
 
+def check_name(value: object, argument: str, *, others: str = "") -> None:
+    """Raise `RequestError` about `argument` unless `value` is text, or a path of text, that can name a checkpoint.
+
+    `others` are further kinds of names that the message lists, for example `a .gguf file, `.
+    """
+    text = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(text, str) or not text:
+        raise RequestError(
+            field=argument, found=value, allowed=f"the name of a checkpoint: a directory, {others}or {_ID}"
+        )
+
+
 def local_path(path_or_name: Path | str) -> Path:
     """The file or directory that `path_or_name` means. An existing path takes precedence over an id.
 
     A `models--org--name` folder of the cache means its snapshot of `main`, or its only snapshot. An id is downloaded if
     the cache lacks it. A path that does not exist and is no id is returned unchanged. Raises `CheckpointError` for an
-    id that cannot be found or downloaded, with the reason.
+    id that cannot be found or downloaded, with the reason, for a URL that is not the page of a model, and for a name
+    that no file can have.
     """
     try:
         path = Path(path_or_name).expanduser()
     except RuntimeError:  # no such user
         return Path(path_or_name)
-    if path.is_dir():
-        return _snapshot_of_folder(path)
-    name = None if path.exists() else HubName.parse(str(path_or_name))
+    if _exists(path):
+        return _snapshot_of_folder(path) if path.is_dir() else path
+    name = HubName.parse(str(path_or_name))
+    if name is None and _URL.match(str(path_or_name)):
+        raise CheckpointError(f"{shown(str(path_or_name))}: found a URL, allowed a directory, or {_ID}")
     return path if name is None else _of_hub(name)
 
 
@@ -80,6 +103,29 @@ def cache_root() -> Path:
         caches = os.environ.get("XDG_CACHE_HOME") or os.path.join("~", ".cache")
         stated = os.path.join(os.environ.get("HF_HOME") or os.path.join(caches, "huggingface"), "hub")
     return Path(os.path.expandvars(os.path.expanduser(stated)))
+
+
+def _exists(path: Path) -> bool:
+    """Whether there is such a file or directory. Raises `CheckpointError` for a name that cannot be looked up, such as
+    an overlong one, and for one whose control characters would break the line of a later error.
+    """
+    try:
+        exists = path.exists()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise CheckpointError(f"{shown(str(path))}: cannot be looked up: {reason}") from error
+    if not exists and not str(path).isprintable():
+        raise CheckpointError(f"{shown(str(path))}: no such file or directory")
+    return exists
+
+
+def _without_host(text: str) -> str:
+    """`org/name` or `org/name@revision` for the URL of a model's page on the hub; other text unchanged."""
+    url = _URL.fullmatch(text.split("?")[0].split("#")[0])
+    page = None if url is None or url["host"].lower() not in _HUB_HOSTS else _PAGE.fullmatch(url["page"])
+    if page is None or page[1].split("/")[0] in _NO_ORGS:
+        return text
+    return page[1] if page[2] is None else f"{page[1]}@{urllib.parse.unquote(page[2])}"
 
 
 def _of_hub(name: HubName) -> Path:
@@ -111,7 +157,7 @@ def _downloaded(name: HubName, root: Path, found: str) -> Path:
         from huggingface_hub import errors, snapshot_download
     except ImportError as error:
         raise CheckpointError(
-            f"{found}; a download needs huggingface_hub: pip install huggingface_hub, the extra `hub` of dspark-jax"
+            f"{found}; a download needs huggingface_hub: {install_hint('huggingface_hub', 'hub')}"
         ) from error
     try:
         return Path(

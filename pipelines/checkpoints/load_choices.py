@@ -14,7 +14,8 @@ from dspark_jax.architectures.drafting.tables import DraftTables
 from dspark_jax.architectures.target_config import TargetConfig
 from dspark_jax.pipelines.checkpoints.loading import LoadedDraft, LoadedTarget
 from dspark_jax.pipelines.speculative.sizes import EnginePlan
-from dspark_jax.pipelines.text.stop_tokens import stop_reason, stop_tokens
+from dspark_jax.pipelines.text.stop_tokens import stop_reason
+from dspark_jax.pipelines.text.tokenizer import Tokenizer
 from dspark_jax.speculators_common.errors import RequestError
 from dspark_jax.speculators_common.formats.choice import Choice
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig
@@ -52,20 +53,20 @@ def load_choices(
     """All choices for this pair, in the order in which they are shown. `k_reason` says where k comes from, if the
     caller did not state it.
     """
-    num_rows, stops = plan.options.batch_size, target.stop_ids
-    declared = stop_tokens(target.checkpoint, target.tokenizer, target.config.vocab_size)
+    num_rows = plan.options.batch_size
     rows = f"{num_rows} row{'s' if num_rows > 1 else ''} of {plan.options.max_seq_len} positions"
     return (
         _choice("target", _model(target.module, target.config.architecture), str(target.checkpoint.path), "--target"),
         *(dataclasses.replace(choice, name=f"target {choice.name}") for choice in target_choices(target.config)),
+        *template_choices(target.tokenizer),
         *(() if draft is None else _draft_choices(draft, plan, k_reason)),
         _choice("dtype", jnp.dtype(plan.target_params.dtype).name, "", "--dtype"),
         _choice("kv_cache", f"{in_bytes(plan.kv_bytes)} for {rows}", "", "--max-seq-len, --batch-size"),
         _choice("attention", f"{plan.target_params.platform.attention} on {plan.target_params.platform.name}"),
         _choice(
             "stop_ids",
-            ", ".join(map(str, stops)) or "none",
-            stop_reason(declared) or "the model declares none",
+            ", ".join(map(str, target.stop_ids)) or "none",
+            stop_reason(target.stop_tokens) or "the model declares none",
             "--stop-ids",
         ),
     )
@@ -74,6 +75,12 @@ def load_choices(
 def target_choices(config: TargetConfig) -> tuple[Choice, ...]:
     """The choices that were made where a target's files leave something open or contradict each other."""
     return tuple(getattr(config, "choices", ()))
+
+
+def template_choices(tokenizer: Tokenizer | None) -> tuple[Choice, ...]:
+    """The choice that a chat template which does not compile leaves: prompts without it, or none. Empty for others."""
+    fault = None if tokenizer is None or tokenizer.chat_template is None else tokenizer.chat_template.fault
+    return () if fault is None else (_choice("chat_template", "cannot be used", str(fault), "--raw"),)
 
 
 def draft_choices(config: DraftConfig, tables: DraftTables) -> tuple[Choice, ...]:
@@ -113,7 +120,7 @@ def choice_lines(choices: Sequence[Choice]) -> list[str]:
     width = max((len(value) for value in values if len(value) <= _WIDEST_VALUE), default=0)
     names = [_SHOWN_NAMES.get(choice.name, choice.name).replace("_", " ") for choice in choices]
     return [
-        f"{name:<20}{value:<{width}}  {choice.flag}".rstrip()
+        f"{name:<18}  {value:<{width}}  {choice.flag}".rstrip()
         for name, value, choice in zip(names, values, choices, strict=True)
     ]
 

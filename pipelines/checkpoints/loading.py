@@ -18,12 +18,12 @@ from dspark_jax.architectures.registry import SupportedArchitecture, retrieve
 from dspark_jax.architectures.target_config import TargetConfig
 from dspark_jax.pipelines.checkpoints.checkpoint import Checkpoint, open_checkpoint, open_target, with_draft_names
 from dspark_jax.pipelines.checkpoints.stored_head import with_stored_head
-from dspark_jax.pipelines.text.stop_tokens import stop_ids
+from dspark_jax.pipelines.text.stop_tokens import StopToken, stop_ids, stop_tokens
 from dspark_jax.pipelines.text.tokenizer import Tokenizer, open_tokenizer
 from dspark_jax.speculators_common.errors import CheckpointError, PairError
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig, DraftOverrides
 from dspark_jax.speculators_common.formats.pair_checks import check_pair
-from dspark_jax.speculators_common.formats.recipes import TensorSource, check_tensors
+from dspark_jax.speculators_common.formats.recipes import TensorSource, check_ids, check_tensors
 from dspark_jax.speculators_common.heads.vocab_map import target_id_table
 
 _WEIGHT_SUFFIXES = frozenset({".safetensors", ".pt", ".pth", ".bin", ".npy", ".npz"})
@@ -38,7 +38,12 @@ class PreparedTarget:
     config: TargetConfig
     checkpoint: Checkpoint
     tokenizer: Tokenizer | None  # None: the checkpoint has none, and the model takes and gives ids
-    stop_ids: tuple[int, ...]
+    stop_tokens: tuple[StopToken, ...]
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """The ids of the stop tokens that are in the vocabulary."""
+        return stop_ids(self.stop_tokens)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,7 +66,12 @@ class LoadedTarget:
     config: TargetConfig
     checkpoint: Checkpoint
     tokenizer: Tokenizer | None
-    stop_ids: tuple[int, ...]
+    stop_tokens: tuple[StopToken, ...]
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """The ids of the stop tokens that are in the vocabulary."""
+        return stop_ids(self.stop_tokens)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -130,7 +140,7 @@ def prepare_target(path: Path | str, dtype: DTypeLike) -> PreparedTarget:
         config=config,
         checkpoint=checkpoint,
         tokenizer=tokenizer,
-        stop_ids=stop_ids(checkpoint, tokenizer, config.vocab_size),
+        stop_tokens=stop_tokens(checkpoint, tokenizer, config.vocab_size),
     )
 
 
@@ -139,7 +149,7 @@ def prepare_draft(
 ) -> PreparedDraft:
     """Check the draft at `path` (directory or id) against `target`, for arrays in `dtype`.
 
-    No weights are read, except a vocabulary map that selects rows of the target's head. Raises `DSparkError`.
+    No weights are read, except the ids of a vocabulary map. Raises `DSparkError`.
     """
     checkpoint = with_draft_names(open_checkpoint(path))
     entry, config = parse_checkpoint(checkpoint, "draft", overrides)
@@ -163,9 +173,9 @@ def planned_draft(
     """Check a parsed draft whose module will be filled from `tensors`: those of its checkpoint, and those that `tables`
     takes from the target.
     """
-    check_tensors(
-        entry.recipes(config, tensors.keys()), tensors, file=str(checkpoint.path), ignored=entry.ignored(config)
-    )
+    recipes = entry.recipes(config, tensors.keys())
+    check_tensors(recipes, tensors, file=str(checkpoint.path), ignored=entry.ignored(config))
+    check_ids(recipes, tensors)
     abstract = nnx.eval_shape(lambda: entry.build(config, dtype=dtype, tables=tables))
     return PreparedDraft(
         abstract=abstract, entry=entry, config=config, tables=tables, checkpoint=checkpoint, tensors=tensors
@@ -180,7 +190,7 @@ def read_target(target: PreparedTarget) -> LoadedTarget:
         config=target.config,
         checkpoint=target.checkpoint,
         tokenizer=target.tokenizer,
-        stop_ids=target.stop_ids,
+        stop_tokens=target.stop_tokens,
     )
 
 

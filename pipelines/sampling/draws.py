@@ -58,8 +58,7 @@ def weighted_choice(weights: Float[Array, "T V"], uniforms: Float[Array, "T pair
     grouped = in_lanes(weights)
     group = _choice(jnp.sum(grouped, axis=1), uniforms[:, 0])
     members = jnp.take_along_axis(grouped, group[:, None, None], axis=2)[:, :, 0]
-    index = _choice(members, uniforms[:, 1]) * _LANES + group
-    return jnp.minimum(index, weights.shape[1] - 1)
+    return _choice(members, uniforms[:, 1]) * grouped.shape[2] + group
 
 
 def row_sums(values: Float[Array, "T V"]) -> Float[Array, "T"]:
@@ -70,8 +69,8 @@ def row_sums(values: Float[Array, "T V"]) -> Float[Array, "T"]:
 def in_lanes(values: Float[Array, "T V"]) -> Float[Array, "T n lanes"]:
     """Each row as 64 interleaved groups, padded with zeros. XLA:CPU vectorises a sum over the middle axis only."""
     rows, size = values.shape
-    padded = jnp.pad(values, ((0, 0), (0, -size % _LANES)))
-    return padded.reshape(rows, -1, _LANES)
+    lanes = min(_LANES, size)
+    return jnp.pad(values, ((0, 0), (0, -size % lanes))).reshape(rows, -1, lanes)
 
 
 def _choice(weights: Float[Array, "T n"], uniform: Float[Array, "T"]) -> Int32[Array, "T"]:

@@ -9,68 +9,95 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int32
+from jaxtyping import Array, Bool, Float, Int32, Shaped
 
 from dspark_jax.pipelines.sampling.controls import UNUSED_ID, Controls
 
 
-class TokenCounts(NamedTuple):
-    """What the text before each chosen position holds, by token id."""
+class Text(NamedTuple):
+    """The text of every row, and where in it are the positions that are chosen now."""
 
-    in_text: Bool[Array, "T V"]  # in the prompt or the output
-    in_output: Int32[Array, "T V"]  # how often in the output
+    history: Int32[Array, "B S"]  # token at each position, drafts included; negative where there is none
+    first: Int32[Array, "B"]  # the first chosen position of each row
+    width: int  # the most positions that are chosen of one row: `first`, `first + 1`, ...
+    rows: Int32[Array, "T"]  # the row of each logits row
+    positions: Int32[Array, "T"]  # the position that each logits row chooses
 
 
 def edited_logits(
-    logits: Float[Array, "T V"],
-    controls: Controls,
-    counts: TokenCounts,
-    positions: Int32[Array, "T"],
-    stop_ids: Int32[Array, "T n"],
+    logits: Float[Array, "T V"], controls: Controls, text: Text, stop_ids: Int32[Array, "B n"]
 ) -> Float[Array, "T V"]:
-    """The logits with the changes that the row of each asks for.
-
-    `controls` and `stop_ids` have one entry per logits row. `positions` are those of the tokens that are chosen.
-    `stop_ids` are negative where unused.
+    """The logits with the changes that their row asks for. A token counts for the positions after it, so drafts before
+    a position count and later ones do not. `stop_ids` are negative where unused.
     """
     index = jnp.arange(logits.shape[0], dtype=jnp.int32)[:, None]
-    logits = logits.at[index, controls.bias_ids].add(controls.bias, mode="drop")
+    own = controls.of_rows(text.rows)
+    biased = logits.at[index, own.bias_ids].add(own.bias, mode="drop")
+    before = _counts(controls, text, logits.shape[1])
+    penalised = _penalised(biased, own, _of_flat(before.in_text > 0, text), _of_flat(before.in_output, text))
+
+    block = _block(controls, text, before)
+    of_block = jnp.take_along_axis(biased, jnp.where(block.is_before, block.tokens, 0), axis=1)
+    of_block = _penalised(of_block, own, block.is_before, block.in_output)
+    penalised = penalised.at[index, jnp.where(block.is_before, block.tokens, UNUSED_ID)].set(of_block, mode="drop")
+
+    stops = stop_ids[text.rows]
+    is_early = (stops >= 0) & (text.positions < own.stop_from)[:, None]
+    return penalised.at[index, jnp.where(is_early, stops, UNUSED_ID)].set(-jnp.inf, mode="drop")
+
+
+def _penalised(
+    logits: Float[Array, "T n"], controls: Controls, in_text: Bool[Array, "T n"], in_output: Int32[Array, "T n"]
+) -> Float[Array, "T n"]:
+    """Logits of tokens that are in the text or not, and so many times in the output."""
     penalty = controls.repetition_penalty[:, None]
-    logits = jnp.where(counts.in_text, jnp.where(logits < 0, logits * penalty, logits / penalty), logits)
-    logits = logits - controls.frequency_penalty[:, None] * counts.in_output.astype(jnp.float32)
-    logits = jnp.where(counts.in_output > 0, logits - controls.presence_penalty[:, None], logits)
-    is_early = (stop_ids >= 0) & (positions < controls.stop_from)[:, None]
-    return logits.at[index, jnp.where(is_early, stop_ids, UNUSED_ID)].set(-jnp.inf, mode="drop")
+    logits = jnp.where(in_text, jnp.where(logits < 0, logits * penalty, logits / penalty), logits)
+    logits = logits - controls.frequency_penalty[:, None] * in_output.astype(jnp.float32)
+    return jnp.where(in_output > 0, logits - controls.presence_penalty[:, None], logits)
 
 
-def token_counts(
-    history: Int32[Array, "B S"],
-    controls: Controls,
-    first: Int32[Array, "B"],
-    rows: Int32[Array, "T"],
-    positions: Int32[Array, "T"],
-    *,
-    width: int,
-    vocab_size: int,
-) -> TokenCounts:
-    """The counts before each position that is chosen: drafts before a draft count, drafts after it do not.
+class _Counts(NamedTuple):
+    """By row and token id, for the text before the tokens that this round verifies."""
 
-    `history[b, s]` is the token of row b at position s, drafts included; `controls` has one entry per row. Logits row t
-    belongs to `rows[t]` and chooses the token at `positions[t]`, one of `first[b] .. first[b] + width - 1`.
-    """
-    row = jnp.arange(history.shape[0], dtype=jnp.int32)[:, None]
-    place = jnp.arange(history.shape[1], dtype=jnp.int32)[None, :]
-    before = (place < first[:, None] - 1) & (history >= 0)
-    is_output = place >= controls.prompt_length[:, None]
-    empty = jnp.zeros((history.shape[0], vocab_size), jnp.int32)
-    in_text = empty.at[row, jnp.where(before, history, UNUSED_ID)].max(1, mode="drop")[rows] > 0
-    in_output = empty.at[row, jnp.where(before & is_output, history, UNUSED_ID)].add(1, mode="drop")[rows]
-    ids = jnp.arange(vocab_size, dtype=jnp.int32)[None, :]
-    for offset in range(width):
-        at = first - 1 + offset
-        token = jnp.take_along_axis(history, jnp.clip(at, 0, history.shape[1] - 1)[:, None], axis=1)[:, 0]
-        is_before = (at[rows] >= 0) & (at[rows] < positions)
-        is_same = (token[rows][:, None] == ids) & is_before[:, None]
-        in_text |= is_same
-        in_output += (is_same & (at >= controls.prompt_length)[rows][:, None]).astype(jnp.int32)
-    return TokenCounts(in_text, in_output)
+    in_text: Int32[Array, "B V"]  # 1 if the token is in the prompt or the output
+    in_output: Int32[Array, "B V"]  # how often the token is in the output
+
+
+def _counts(controls: Controls, text: Text, vocab_size: int) -> _Counts:
+    row = jnp.arange(text.history.shape[0], dtype=jnp.int32)[:, None]
+    place = jnp.arange(text.history.shape[1], dtype=jnp.int32)[None, :]
+    is_before = (place < text.first[:, None] - 1) & (text.history >= 0)
+    is_output = is_before & (place >= controls.prompt_length[:, None])
+    empty = jnp.zeros((text.history.shape[0], vocab_size), jnp.int32)
+    return _Counts(
+        in_text=empty.at[row, jnp.where(is_before, text.history, UNUSED_ID)].max(1, mode="drop"),
+        in_output=empty.at[row, jnp.where(is_output, text.history, UNUSED_ID)].add(1, mode="drop"),
+    )
+
+
+class _Block(NamedTuple):
+    """The tokens that this round verifies, the anchor first, for each logits row."""
+
+    tokens: Int32[Array, "T width"]
+    is_before: Bool[Array, "T width"]  # the token is before the position that the logits row chooses
+    in_output: Int32[Array, "T width"]  # how often the token is in the output before that position
+
+
+def _block(controls: Controls, text: Text, before: _Counts) -> _Block:
+    place = text.first[:, None] - 1 + jnp.arange(text.width, dtype=jnp.int32)[None, :]
+    inside = jnp.clip(place, 0, text.history.shape[1] - 1)
+    tokens = jnp.maximum(jnp.take_along_axis(text.history, inside, axis=1), 0)[text.rows]
+    is_before = (place[text.rows] >= 0) & (place[text.rows] < text.positions[:, None])
+    is_output = is_before & (place >= controls.prompt_length[:, None])[text.rows]
+    same = tokens[:, :, None] == tokens[:, None, :]
+    in_block = jnp.sum(same & is_output[:, None, :], axis=2, dtype=jnp.int32)
+    return _Block(tokens, is_before, before.in_output[text.rows[:, None], tokens] + in_block)
+
+
+def _of_flat(of_rows: Shaped[Array, "B V"], text: Text) -> Shaped[Array, "T V"]:
+    """The entry of its row for each logits row."""
+    rows = text.first.shape[0]
+    if text.rows.shape[0] == rows * text.width:  # all rows have the same width: a broadcast needs no copy
+        spread = jnp.broadcast_to(of_rows[:, None], (rows, text.width, of_rows.shape[1]))
+        return spread.reshape(-1, of_rows.shape[1])
+    return of_rows[text.rows]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32
 
+from dspark_jax.pipelines.sampling.candidates import in_falling_order, likely_candidates
 from dspark_jax.pipelines.sampling.draws import row_sums
 from dspark_jax.pipelines.sampling.generation import MOST_LOGPROBS
 
@@ -38,6 +38,8 @@ def logprobs_of(logits: Float[Array, "T V"], index: Int32[Array, "B N"], tokens:
     """The log-probabilities of `tokens[b, i]` under logits row `index[b, i]`. Negative tokens give arbitrary values."""
     largest = jnp.max(logits, axis=1, keepdims=True)
     total = largest[:, 0] + jnp.log(row_sums(jnp.exp(logits - jnp.where(jnp.isfinite(largest), largest, 0))))
-    top, top_ids = jax.lax.top_k(logits, top_count(logits.shape[1]))
+    candidates = likely_candidates(logits, MOST_LOGPROBS)
+    top, places = in_falling_order(candidates.values, top_count(logits.shape[1]))
+    top_ids = jnp.take_along_axis(candidates.ids, places, axis=1)
     chosen = logits[index, jnp.maximum(tokens, 0)] - total[index]
-    return Logprobs(chosen, top_ids[index].astype(jnp.int32), (top - total[:, None])[index])
+    return Logprobs(chosen, top_ids[index], (top - total[:, None])[index])

@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int32, Shaped
 
 from dspark_jax.architectures.proposal import Proposal
 from dspark_jax.pipelines.sampling.draws import Purpose, Uniforms, row_sums, weighted_choice
-from dspark_jax.pipelines.sampling.edits import edited_logits, token_counts
+from dspark_jax.pipelines.sampling.edits import Text, edited_logits
 from dspark_jax.pipelines.sampling.filters import token_weights
 from dspark_jax.pipelines.sampling.policy import Policy
 from dspark_jax.pipelines.speculative.state import Rows
@@ -91,17 +91,14 @@ def decide(
 
 
 def _edited(logits: VerifyLogits, rows: Rows) -> Float[Array, "T V"]:
-    counts = token_counts(
-        rows.history,
-        rows.controls,
-        logits.by_row(logits.positions)[:, 0],
-        logits.rows,
-        logits.positions,
+    text = Text(
+        history=rows.history,
+        first=logits.by_row(logits.positions)[:, 0],
         width=logits.index.shape[1],
-        vocab_size=logits.flat.shape[1],
+        rows=logits.rows,
+        positions=logits.positions,
     )
-    controls, stop_ids = rows.controls.of_rows(logits.rows), rows.stop_ids[logits.rows]
-    return edited_logits(logits.flat, controls, counts, logits.positions, stop_ids)
+    return edited_logits(logits.flat, rows.controls, text, rows.stop_ids)
 
 
 def accept_equal(proposal: Proposal, target_tokens: Int32[Array, "B verified"]) -> Verdict:

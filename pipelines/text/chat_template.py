@@ -62,6 +62,15 @@ class ChatTemplate:
         return frozenset(names).difference(environment.globals)
 
     @functools.cached_property
+    def fault(self) -> RequestError | None:
+        """The error that every rendering raises because the template does not compile; `None` if it compiles."""
+        try:
+            _environment().compile(self.text)
+        except Exception as error:  # besides syntax errors, for example a RecursionError
+            return self._fault(error)
+        return None
+
+    @functools.cached_property
     def _compiled(self) -> jinja2.Template:
         return _environment().from_string(self.text)
 

@@ -43,9 +43,9 @@ def stop_tokens(
     )
 
 
-def stop_ids(checkpoint: Checkpoint, tokenizer: Tokenizer | None, vocab_size: int | None = None) -> tuple[int, ...]:
-    """The ids of `stop_tokens` that are in the vocabulary."""
-    return tuple(token.id for token in stop_tokens(checkpoint, tokenizer, vocab_size) if token.is_in_vocabulary)
+def stop_ids(tokens: Sequence[StopToken]) -> tuple[int, ...]:
+    """The ids of those tokens that are in the vocabulary."""
+    return tuple(token.id for token in tokens if token.is_in_vocabulary)
 
 
 def stop_reason(tokens: Sequence[StopToken]) -> str:

@@ -225,6 +225,16 @@ def check_tensors(
         raise collected_error(file, faults)
 
 
+def check_ids(recipes: Mapping[str, Recipe], available: Mapping[str, TensorSource]) -> None:
+    """Assemble the tables of token ids among `recipes`, and drop them: assembling checks the ids.
+
+    Only these tensors are read; they are small. The tensors must have passed `check_tensors`. Raises `CheckpointError`.
+    """
+    for recipe in recipes.values():
+        if not recipe.is_floating:
+            recipe.assemble([available[name].read() for name in recipe.tensors])
+
+
 def _label(name: str, tensor: TensorSource, file: str) -> str:
     """The tensor in a message: its shard, relative to `file`, and its name. Without shards, the name alone."""
     stored_in = getattr(tensor, "file", "") or file

@@ -14,6 +14,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int32
 
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig
+from dspark_jax.speculators_common.numerics.initial_values import initial_values
 from dspark_jax.speculators_common.numerics.linear import Linear
 from dspark_jax.speculators_common.numerics.platform import Platform
 from dspark_jax.speculators_common.numerics.rows import decode_rows, encode_rows
@@ -28,7 +29,7 @@ class MarkovHead(nnx.Module):
 
     def __init__(self, config: DraftConfig, *, dtype: DTypeLike, platform: Platform, rngs: nnx.Rngs) -> None:
         rank = config.markov_rank
-        w1 = 0.02 * jax.random.normal(rngs.params(), (config.vocab_size, rank), dtype)
+        w1 = initial_values((config.vocab_size, rank), dtype, rngs)
         self.w1 = nnx.Param(encode_rows(w1, platform.row_dtype(dtype)))
         self.w2 = Linear(rank, config.num_draft_ids, dtype=dtype, platform=platform, rngs=rngs)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int32
 
+from dspark_jax.speculators_common.numerics.initial_values import initial_values
 from dspark_jax.speculators_common.numerics.matmul import input_major_product, kernel_parameter, kernel_product
 from dspark_jax.speculators_common.numerics.platform import Platform
 from dspark_jax.speculators_common.numerics.rows import decode_rows, encode_rows
@@ -32,7 +32,7 @@ class Linear(nnx.Module):
         rngs: nnx.Rngs,
     ) -> None:
         self.platform = platform
-        self.kernel = kernel_parameter(_random((in_features, out_features), dtype, rngs), platform)
+        self.kernel = kernel_parameter(initial_values((in_features, out_features), dtype, rngs), platform)
         self.scale = nnx.Param(jnp.ones((out_features,), jnp.float32)) if scale else None
         self.bias = nnx.Param(jnp.zeros((out_features,), jnp.float32)) if bias else None
 
@@ -67,7 +67,7 @@ class LinearStack(nnx.Module):
         rngs: nnx.Rngs,
     ) -> None:
         self.platform = platform
-        values = _random((count, in_features, out_features), dtype, rngs)
+        values = initial_values((count, in_features, out_features), dtype, rngs)
         self.kernel = nnx.Param(encode_rows(values, platform.row_dtype(dtype)))
         self.scale = nnx.Param(jnp.ones((count, out_features), jnp.float32)) if scale else None
 
@@ -97,7 +97,3 @@ def _products(x: Float[Array, "P T in"], kernels: Float[Array, "P in out"]) -> F
 
 def _along_last_axis(values: Float[Array, "out"], num_axes: int) -> Float[Array, "*axes out"]:
     return jnp.expand_dims(values, tuple(range(num_axes - 1)))
-
-
-def _random(shape: tuple[int, ...], dtype: DTypeLike, rngs: nnx.Rngs) -> Array:
-    return 0.02 * jax.random.normal(rngs.params(), shape, dtype)

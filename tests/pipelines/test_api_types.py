@@ -5,6 +5,7 @@ Where annotations are checked at run time, such a call does not reach the packag
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,13 @@ from dspark_jax.pipelines.sampling.generation import Generation
 from dspark_jax.speculators_common.errors import RequestError
 from tests.support import text_pair
 from tests.support.text_pair import RecordedPair
+
+
+class BytesPath(os.PathLike[bytes]):
+    """A path that is no text."""
+
+    def __fspath__(self) -> bytes:
+        return b"x"
 
 
 @pytest.fixture(autouse=True)
@@ -48,6 +56,22 @@ def prepared(pair: RecordedPair) -> PreparedPipeline:
 def test_an_option_of_a_request(prepared: PreparedPipeline, options: dict[str, Any], message: str) -> None:
     with pytest.raises(RequestError, match=message):
         prepared.requests([1, 2, 3], Generation(**options))
+
+
+@pytest.mark.parametrize("found", [5, b"x", 1.5, ["a"], True, "", BytesPath()])
+def test_a_name_of_a_checkpoint(found: Any, tmp_path: Path) -> None:
+    for argument, named in (("target", (found,)), ("draft", (tmp_path, found))):
+        with pytest.raises(RequestError) as caught:
+            prepare(*named)
+        error = caught.value
+        assert (error.field, error.found, error.file) == (argument, found, "")
+        others = "a .gguf file, smollm2 " if argument == "target" else ""
+        assert str(error) == (
+            f"{argument}: found {found!r}, allowed the name of a checkpoint: a directory, {others}or a Hugging Face id "
+            "(ORG/NAME or ORG/NAME@REVISION)"
+        )
+    with pytest.raises(RequestError, match="target: found None"):
+        prepare(None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import pytest
 from dspark_jax.pipelines.checkpoints.gguf.checkpoint import open_gguf
 from dspark_jax.speculators_common.errors import CheckpointError
 
-gguf = pytest.importorskip("gguf", reason="needs the package gguf: pip install 'dspark-jax[demo]'")
+gguf = pytest.importorskip("gguf", reason="needs the package gguf: pip install -e '.[demo]'")
 
 H, N, K, HD, F, V, LAYERS = 64, 4, 2, 16, 96, 40, 2
 METADATA: dict[str, Any] = {

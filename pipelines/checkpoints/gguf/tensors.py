@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dspark_jax.speculators_common.errors import CheckpointError, DSparkError
+from dspark_jax.speculators_common.errors import CheckpointError, DSparkError, install_hint
 
 # Elements per dequantised piece. Temporaries of this size stay in the CPU cache: the demo model takes 0.45 s, but 1.3 s
 # in pieces of 16 rows or of 2**20 elements.
@@ -74,5 +74,5 @@ def import_gguf() -> ModuleType:
     try:
         import gguf
     except ImportError as error:
-        raise DSparkError("reading .gguf files needs the package gguf: pip install 'dspark-jax[demo]'") from error
+        raise DSparkError(f"reading .gguf files needs the package gguf: {install_hint('gguf', 'demo')}") from error
     return gguf

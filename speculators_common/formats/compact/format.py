@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dspark_jax.speculators_common.errors import CheckpointError, PairError, field_error, shown
+from dspark_jax.speculators_common.formats.choice import default_choices
 from dspark_jax.speculators_common.formats.draft_config import (
     FINAL,
     DraftConfig,
@@ -73,6 +74,13 @@ class CompactSettings:
     thresholds: SlotThresholds | None = None
 
 
+# Field in `config` -> its default, of the fields that a file may leave open. A missing `seqHead` means `markov`.
+_DEFAULTS = {
+    **{name: getattr(CompactSettings(), attribute) for name, (attribute, _) in _SIZES.items()},
+    "tapLayers": CompactSettings().tap_layers,
+}
+
+
 def from_compact(raw: Mapping[str, Any], file: Path | str, overrides: DraftOverrides | None = None) -> DraftConfig:
     """Read the config of a compact draft. `raw` is the content of `dspark.json`, `file` its path.
 
@@ -91,8 +99,8 @@ def from_compact(raw: Mapping[str, Any], file: Path | str, overrides: DraftOverr
                 f"{file}: {name}: found {value!r} stated by the user, allowed nothing: a compact draft leaves no such "
                 "choice"
             )
-    dims = top.section("dims")
-    settings = _read_settings(top.section("config"))
+    dims, described = top.section("dims"), top.section("config")
+    settings = _read_settings(described)
     config = compact_config(
         settings,
         CompactDims(
@@ -105,7 +113,9 @@ def from_compact(raw: Mapping[str, Any], file: Path | str, overrides: DraftOverr
     )
     _check_sizes_in_target_id(top, config)
     _check_param_names(top, config)
-    return dataclasses.replace(config, unknown_fields=unknown_fields(top))
+    return dataclasses.replace(
+        config, choices=default_choices(described, _DEFAULTS), unknown_fields=unknown_fields(top)
+    )
 
 
 def compact_config(

@@ -101,6 +101,7 @@ def deepspec_config(
     block_size = block.integer("block_size", minimum=1)
     sample_from_anchor, layout_choices = read_fixed_layout(block, block_size, overrides, anchor_first=True)
     num_target_layers = top.integer("num_target_layers", minimum=1)
+    layers, mask_choices = read_layer_masks(block, fields.network, geometry["num_hidden_layers"], layer_types=(FULL,))
     return DraftConfig(
         **with_usable_length(geometry, rope, top.file),
         draft_vocab_size=geometry["vocab_size"],
@@ -109,13 +110,13 @@ def deepspec_config(
         sample_from_anchor=sample_from_anchor,
         mask_token_id=read_mask_token(block, geometry["vocab_size"]),
         **_heads(block),
-        layers=read_layer_masks(block, fields.network, geometry["num_hidden_layers"], layer_types=(FULL,)),
+        layers=layers,
         rope=rope,
         architecture=fields.architecture,
         family=family,
         source=str(top.file),
         num_target_layers=num_target_layers,
-        choices=(*layout_choices, *rope_choices),
+        choices=(*layout_choices, *rope_choices, *mask_choices),
         unknown_fields=unknown_fields(top, HARMLESS_FIELDS, NEUTRAL_FIELDS),
     )
 

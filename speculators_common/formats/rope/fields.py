@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from dspark_jax.speculators_common.errors import field_error, missing_field
-from dspark_jax.speculators_common.formats.choice import Choice
+from dspark_jax.speculators_common.formats.choice import DEFAULT_REASON, Choice
 from dspark_jax.speculators_common.formats.fields import Fields, agreed
 from dspark_jax.speculators_common.formats.rope.config import RopeConfig, RopeKind
 from dspark_jax.speculators_common.formats.size_limits import INT32_MAX
@@ -91,7 +91,7 @@ def theta_choice(
     """The choice `name` of the default `theta`, if the file states no `rope_theta`; otherwise no choice."""
     if _rope_section(fields, layer_types).joined(*fields.locations).has("rope_theta"):
         return ()
-    return (Choice(name=name, value=str(theta), reason="the file does not say; default of the format", flag=""),)
+    return (Choice(name=name, value=str(theta), reason=DEFAULT_REASON),)
 
 
 def usable_length(stated: int, rope: RopeConfig, file: Path | str) -> int:

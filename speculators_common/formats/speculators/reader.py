@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from dspark_jax.speculators_common.errors import field_error
-from dspark_jax.speculators_common.formats.choice import Choice
-from dspark_jax.speculators_common.formats.draft_config import DraftConfig, DraftOverrides
+from dspark_jax.speculators_common.formats.choice import DEFAULT_REASON, Choice, default_choices
+from dspark_jax.speculators_common.formats.draft_config import DraftConfig, DraftOverrides, LayerMask
 from dspark_jax.speculators_common.formats.draft_fields import (
     DEFAULT_THETA,
     HARMLESS_FIELDS,
@@ -34,6 +34,9 @@ from dspark_jax.speculators_common.formats.layer_masks import FULL, SLIDING, rea
 from dspark_jax.speculators_common.formats.speculators.names import ARCHITECTURES, FAMILIES, TYPE_FIELD
 from dspark_jax.speculators_common.formats.unknown_fields import unknown_fields
 
+_DEFAULTS = {"block_size": 8, "draft_vocab_size": 32000}
+_MARKOV_RANK, _HEAD_TYPE = 256, "vanilla"
+
 
 def from_speculators(raw: Mapping[str, Any], file: Path | str, overrides: DraftOverrides | None = None) -> DraftConfig:
     """Read the config of a speculators draft. `raw` is the content of `file`.
@@ -51,7 +54,8 @@ def from_speculators(raw: Mapping[str, Any], file: Path | str, overrides: DraftO
     geometry = read_geometry(top, nested)
     library = top.section("speculators_config")
     _check_algorithm(library, kind)
-    block_size = block.integer("block_size", minimum=1, default=8)
+    block_size = block.integer("block_size", minimum=1, default=_DEFAULTS["block_size"])
+    heads, head_choices = _heads(block, is_dspark=kind == "dspark")
     sample_from_anchor, layout_choices = _layout(block, library, block_size, overrides, is_dspark=kind == "dspark")
     rope, rope_choices = read_rope(
         network,
@@ -61,6 +65,7 @@ def from_speculators(raw: Mapping[str, Any], file: Path | str, overrides: DraftO
         default_theta=DEFAULT_THETA,
     )
     num_target_layers = top.integer("num_target_layers", minimum=1, default=None)
+    layers, mask_choices = read_layer_masks(block, network, geometry["num_hidden_layers"])
     verifier = library.section("verifier")
     return DraftConfig(
         **with_usable_length(geometry, rope, file),
@@ -75,8 +80,8 @@ def from_speculators(raw: Mapping[str, Any], file: Path | str, overrides: DraftO
         block_size=block_size,
         sample_from_anchor=sample_from_anchor,
         mask_token_id=read_mask_token(block, geometry["vocab_size"]),
-        **_heads(block, is_dspark=kind == "dspark"),
-        layers=read_layer_masks(block, network, geometry["num_hidden_layers"]),
+        **heads,
+        layers=layers,
         window_origin="anchor",
         rope=rope,
         architecture=architecture,
@@ -86,7 +91,14 @@ def from_speculators(raw: Mapping[str, Any], file: Path | str, overrides: DraftO
         num_target_layers=num_target_layers,
         target_name=verifier.string("name_or_path", default=None),
         target_architectures=verifier.string_list("architectures", default=()),
-        choices=(*layout_choices, *rope_choices),
+        choices=(
+            *default_choices(block, _DEFAULTS),
+            *layout_choices,
+            *head_choices,
+            *rope_choices,
+            *mask_choices,
+            *_causality_choices(block.joined(nested), layers),
+        ),
         unknown_fields=unknown_fields(top, HARMLESS_FIELDS, NEUTRAL_FIELDS),
     )
 
@@ -112,16 +124,25 @@ def _check_algorithm(library: Fields, kind: str) -> None:
         raise library.error("algorithm", algorithm, f"{kind}, the speculators_model_type of the file")
 
 
-def _heads(block: Fields, *, is_dspark: bool) -> Heads:
-    """Read both heads. A DSpark draft has them by default; a DFlash draft is the same network without heads."""
+def _heads(block: Fields, *, is_dspark: bool) -> tuple[Heads, tuple[Choice, ...]]:
+    """Read both heads, and the choices of their defaults. A DSpark draft has them by default; a DFlash draft is the
+    same network without heads.
+    """
     if is_dspark:
-        return read_heads(
+        heads = read_heads(
             block,
-            rank=block.integer("markov_rank", default=256),
-            head_type=block.string("markov_head_type", default="vanilla"),
+            rank=block.integer("markov_rank", default=_MARKOV_RANK),
+            head_type=block.string("markov_head_type", default=_HEAD_TYPE),
             enabled=block.boolean("enable_confidence_head", default=True),
             with_markov=block.boolean("confidence_head_with_markov", default=True),
         )
+        defaults: dict[str, object] = {"markov_rank": _MARKOV_RANK}
+        if heads["markov_rank"]:
+            defaults["markov_head_type"] = _HEAD_TYPE
+        defaults["enable_confidence_head"] = True
+        if heads["enable_confidence_head"]:
+            defaults["confidence_head_with_markov"] = True
+        return heads, default_choices(block, defaults)
     rank = block.integer("markov_rank", default=0)
     if rank != 0:
         raise block.error("markov_rank", rank, "0 beside speculators_model_type 'dflash': such drafts have no heads")
@@ -130,7 +151,14 @@ def _heads(block: Fields, *, is_dspark: bool) -> Heads:
             "enable_confidence_head", True, "false beside speculators_model_type 'dflash': such drafts have no heads"
         )
     block.ignore("markov_head_type", "confidence_head_with_markov")
-    return NO_HEADS
+    return NO_HEADS, ()
+
+
+def _causality_choices(fields: Fields, layers: tuple[LayerMask, ...]) -> tuple[Choice, ...]:
+    """The choice that sliding layers are causal, if the file does not say whether they are."""
+    slides = any(layer.window is not None and layer.causal for layer in layers)
+    is_stated = fields.has("causal") or fields.has("is_causal")
+    return default_choices(fields, {"sliding_window_non_causal": False}) if slides and not is_stated else ()
 
 
 def _layout(
@@ -150,12 +178,12 @@ def _layout(
     elif stated is not None:
         chosen, reason = stated, ""
     elif not is_dspark:
-        chosen, reason = False, "the file does not say; default of the format"
+        chosen, reason = False, DEFAULT_REASON
     elif declared:
         chosen = declared[0][1] == block_size
         reason = f"the file does not say; its speculative_tokens {declared[0][1]} of block_size {block_size} imply it"
     else:
-        chosen, reason = True, "the file does not say; default of the format"
+        chosen, reason = True, DEFAULT_REASON
     check_block_size(block, block_size, chosen)
     if override is None and (is_dspark or stated is not None):
         _check_declared_drafts(block, declared, block_size, chosen)
@@ -204,7 +232,7 @@ def _check_declared_drafts(
 
 def _draft_vocab_size(top: Fields, vocab_size: int) -> int:
     """Read Vd. It may be larger than V: then the head is padded, and draft ids equal target ids."""
-    draft_vocab_size = top.integer("draft_vocab_size", default=32000)
+    draft_vocab_size = top.integer("draft_vocab_size", default=_DEFAULTS["draft_vocab_size"])
     if draft_vocab_size < 1:
         raise top.error("draft_vocab_size", draft_vocab_size, f"an integer >= 1 (vocab_size is {vocab_size})")
     return draft_vocab_size

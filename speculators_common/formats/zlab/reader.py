@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dspark_jax.speculators_common.formats.choice import default_choices
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig, DraftOverrides
 from dspark_jax.speculators_common.formats.draft_fields import (
     DEFAULT_THETA,
@@ -30,6 +31,8 @@ from dspark_jax.speculators_common.formats.speculators.names import refuse_specu
 from dspark_jax.speculators_common.formats.unknown_fields import unknown_fields
 from dspark_jax.speculators_common.formats.zlab.names import ARCHITECTURE, FAMILY
 
+_DEFAULTS = {"block_size": 16}
+
 
 def from_zlab(raw: Mapping[str, Any], file: Path | str, overrides: DraftOverrides | None = None) -> DraftConfig:
     """Read the config of a z-lab DFlash draft. `raw` is the content of `file`.
@@ -46,7 +49,7 @@ def from_zlab(raw: Mapping[str, Any], file: Path | str, overrides: DraftOverride
     network = top.joined(nested)
     refuse_unsupported(network)
     geometry = read_geometry(top, nested)
-    block_size = block.integer("block_size", minimum=1, default=16)
+    block_size = block.integer("block_size", minimum=1, default=_DEFAULTS["block_size"])
     sample_from_anchor, layout_choices = read_fixed_layout(block, block_size, overrides, anchor_first=False)
     rope, rope_choices = read_rope(
         network,
@@ -56,7 +59,7 @@ def from_zlab(raw: Mapping[str, Any], file: Path | str, overrides: DraftOverride
         default_theta=DEFAULT_THETA,
     )
     num_target_layers = top.integer("num_target_layers", minimum=1, default=None)
-    layers = read_layer_masks(block, network, geometry["num_hidden_layers"])
+    layers, mask_choices = read_layer_masks(block, network, geometry["num_hidden_layers"])
     return DraftConfig(
         **with_usable_length(geometry, rope, file),
         draft_vocab_size=geometry["vocab_size"],
@@ -84,6 +87,6 @@ def from_zlab(raw: Mapping[str, Any], file: Path | str, overrides: DraftOverride
         source=str(file),
         num_target_layers=num_target_layers,
         stores_tables=False,
-        choices=(*layout_choices, *rope_choices),
+        choices=(*default_choices(block, _DEFAULTS), *layout_choices, *rope_choices, *mask_choices),
         unknown_fields=unknown_fields(top, HARMLESS_FIELDS, NEUTRAL_FIELDS),
     )

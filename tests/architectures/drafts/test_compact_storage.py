@@ -25,9 +25,9 @@ from dspark_jax.pipelines.checkpoints.loading import LoadedTarget, load_draft, l
 from dspark_jax.speculators_common.errors import CheckpointError, DSparkError, PairError
 from dspark_jax.speculators_common.formats.compact.format import CompactDims, CompactSettings
 from dspark_jax.speculators_common.formats.draft_config import FINAL, SlotThresholds
+from tests.support.recorded_variants import COMPACT_VARIANTS
 
 DATA = Path(__file__).parents[2] / "data"
-VARIANTS = ["markov", "rnn", "markov_sts"]
 DIMS = CompactDims(hidden_size=12, vocab_size=17, rms_norm_eps=1e-5, num_layers=4)
 SETTINGS = CompactSettings(
     block_size=3, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, markov_rank=4, tap_layers=(1, 4)
@@ -57,7 +57,7 @@ def leaves(draft: nnx.Module) -> list[np.ndarray]:
     return [np.asarray(leaf) for leaf in jax.tree.leaves(nnx.state(draft))]
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", COMPACT_VARIANTS)
 def test_what_is_saved_is_what_was_loaded(variant: str, tmp_path: Path) -> None:
     source = DATA / "H_compact" / variant
     draft = dspark_compact.load(source)

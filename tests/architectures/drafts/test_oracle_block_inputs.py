@@ -14,25 +14,11 @@ from dspark_jax.architectures.nn.attention.block_context import DenseContext
 from dspark_jax.architectures.nn.rotary import rotary_angles
 from dspark_jax.pipelines.checkpoints.loading import load_draft, load_target
 from tests.support.recorded_tensors import RecordedTensors, load_recorded
+from tests.support.recorded_variants import DEEPSPEC_VARIANTS, GEMMA4_VARIANTS
 
 FOLDERS = [
-    *(
-        f"A_deepspec_qwen3/{variant}"
-        for variant in (
-            "vanilla",
-            "gated",
-            "rnn",
-            "vanilla_plainconf",
-            "rank0_plainconf",
-            "rank0_noconf",
-            "gated_attnbias",
-            "vanilla_bf16disk",
-        )
-    ),
-    *(
-        f"B_deepspec_gemma4/{variant}"
-        for variant in ("keqv_softcap_vanilla", "sepv_nosoftcap_plainconf", "unified_keqv_softcap")
-    ),
+    *(f"A_deepspec_qwen3/{variant}" for variant in DEEPSPEC_VARIANTS),
+    *(f"B_deepspec_gemma4/{variant}" for variant in GEMMA4_VARIANTS),
 ]
 ROUNDS = range(4)
 

@@ -20,6 +20,7 @@ from dspark_jax.architectures.dspark_compact.training_rows import anchor_positio
 from dspark_jax.architectures.nn.attention.block_context import DenseContext
 from dspark_jax.speculators_common.formats.compact.format import CompactDims
 from tests.support.recorded_tensors import RecordedTensors, load_recorded
+from tests.support.recorded_variants import COMPACT_VARIANTS
 
 ROUNDS, ROWS, LAYERS, WIDTH = range(2), range(4), range(2), 5
 TOLERANCE = 1e-4
@@ -47,7 +48,7 @@ class Recorded:
         )
 
 
-@pytest.fixture(scope="module", params=["markov", "rnn", "markov_sts"])
+@pytest.fixture(scope="module", params=COMPACT_VARIANTS)
 def recorded(request: pytest.FixtureRequest, data_dir: Path) -> Recorded:
     folder = data_dir / "H_compact" / request.param
     dims = CompactDims(hidden_size=64, vocab_size=199, rms_norm_eps=1e-6, num_layers=6)

@@ -19,17 +19,8 @@ from dspark_jax.pipelines.checkpoints.loading import LoadedTarget, load_draft, l
 from dspark_jax.speculators_common.heads.confidence_head import confident_length
 from tests.support.compilation import ordinary_compilation
 from tests.support.recorded_tensors import load_recorded
+from tests.support.recorded_variants import DEEPSPEC_VARIANTS
 
-VARIANTS = [
-    "vanilla",
-    "gated",
-    "rnn",
-    "vanilla_plainconf",
-    "rank0_plainconf",
-    "rank0_noconf",
-    "gated_attnbias",
-    "vanilla_bf16disk",
-]
 ROUNDS = range(4)
 PAGE_SIZE, NUM_PAGES = 4, 6
 TOLERANCE = 1e-4
@@ -63,7 +54,7 @@ def target(data_dir: Path) -> LoadedTarget:
     return load_target(data_dir / "D_loop" / "target", jnp.float32)
 
 
-@pytest.fixture(scope="module", params=VARIANTS)
+@pytest.fixture(scope="module", params=DEEPSPEC_VARIANTS)
 def replayed(request: pytest.FixtureRequest, data_dir: Path, target: LoadedTarget) -> Replayed:
     return _replayed(data_dir / "A_deepspec_qwen3" / request.param, target)
 

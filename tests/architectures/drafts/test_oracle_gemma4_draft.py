@@ -21,9 +21,9 @@ from dspark_jax.pipelines.checkpoints.loading import LoadedTarget, load_draft, l
 from dspark_jax.speculators_common.errors import CheckpointError
 from tests.support.compilation import ordinary_compilation
 from tests.support.recorded_tensors import load_recorded
+from tests.support.recorded_variants import GEMMA4_VARIANTS
 from tests.support.tiny_checkpoints import TinyCheckpoint
 
-VARIANTS = ["keqv_softcap_vanilla", "sepv_nosoftcap_plainconf", "unified_keqv_softcap"]
 ROUNDS = range(4)
 PAGE_SIZE, NUM_PAGES = 4, 6
 TOLERANCE = 1e-4
@@ -57,7 +57,7 @@ def target(data_dir: Path) -> LoadedTarget:
     return load_target(data_dir / "D_loop" / "target", jnp.float32)
 
 
-@pytest.fixture(scope="module", params=VARIANTS)
+@pytest.fixture(scope="module", params=GEMMA4_VARIANTS)
 def replayed(request: pytest.FixtureRequest, data_dir: Path, target: LoadedTarget) -> Replayed:
     return _replayed(data_dir / "B_deepspec_gemma4" / request.param, target)
 
@@ -181,7 +181,7 @@ def test_the_soft_cap_bounds_the_base_logits_alone(replayed: Replayed) -> None:
 
 def test_the_round_that_a_user_runs_gives_the_recorded_values(data_dir: Path, target: LoadedTarget) -> None:
     """With XLA's ordinary optimisation. The other tests use a level that compiles faster."""
-    for variant in VARIANTS[:2]:
+    for variant in GEMMA4_VARIANTS[:2]:
         with ordinary_compilation():
             ordinary = _replayed(data_dir / "B_deepspec_gemma4" / variant, target)
         for name in ("layer1.k_ctx", "layer1.out", "base_logits", "corrected_logits", "confidence_logits"):

@@ -110,7 +110,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "zlab dflash": ZLAB,
     "compact": {**COMPACT, "sts": ANY},
     "llama": {**DECODER, "num_key_value_heads": ANY, "head_dim": ANY, "mlp_bias": False},
-    "qwen3": {**DECODER, "head_dim": 128, "use_sliding_window": False},
+    "qwen3": {**DECODER, "head_dim": 128, "use_sliding_window": False, "max_window_layers": 28},
     "qwen3_moe": {
         **DECODER,
         "head_dim": ANY,

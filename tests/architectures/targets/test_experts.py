@@ -15,6 +15,8 @@ from dspark_jax.speculators_common.numerics.platform import Platform
 CPU, TPU = Platform.of("cpu"), Platform.of("tpu")
 HIDDEN, WIDTH, EXPERTS, PICKED, TOKENS = 12, 10, 6, 2, 7
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 
 def layer(*, normalised: bool = True, dtype=jnp.float32, platform: Platform = CPU) -> ExpertsMLP:
     experts = ExpertsMLP(
@@ -35,7 +37,7 @@ def layer(*, normalised: bool = True, dtype=jnp.float32, platform: Platform = CP
 
 
 def tokens(count: int = TOKENS, dtype=jnp.float32) -> jax.Array:
-    return jax.random.normal(jax.random.key(1), (count, HIDDEN), dtype)
+    return jnp.asarray(np.random.default_rng(1).standard_normal((count, HIDDEN)).astype(dtype))
 
 
 def by_hand(experts: ExpertsMLP, x: jax.Array, normalised: bool) -> np.ndarray:

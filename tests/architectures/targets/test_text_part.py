@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 from dspark_jax.architectures.drafting.tables import DraftTables
 from dspark_jax.pipelines.checkpoints.checkpoint import open_checkpoint
 from dspark_jax.pipelines.checkpoints.loading import load_target, with_target_rows
-from dspark_jax.pipelines.text.stop_tokens import stop_ids
+from dspark_jax.pipelines.text.stop_tokens import stop_ids, stop_tokens
 from dspark_jax.speculators_common.errors import CheckpointError
 from dspark_jax.speculators_common.formats.speculators.reader import from_speculators
 
@@ -104,4 +104,4 @@ def test_a_pruned_draft_takes_its_head_rows_from_any_layout(data_dir: Path) -> N
 def test_stop_ids_may_stand_in_the_text_part(data_dir: Path) -> None:
     checkpoint = dataclasses.replace(open_checkpoint(data_dir / "E_targets" / UNIFIED), generation_config={})
     assert "eos_token_id" not in checkpoint.config
-    assert stop_ids(checkpoint, None) == (1,)
+    assert stop_ids(stop_tokens(checkpoint, None)) == (1,)

@@ -32,25 +32,16 @@ from tests.support.draft_conversions import (
 )
 from tests.support.hub_server import cached
 from tests.support.recorded_tensors import load_recorded
+from tests.support.recorded_variants import DEEPSPEC_VARIANTS
 from tests.support.text_pair import copied
 
-VARIANTS = [
-    "vanilla",
-    "gated",
-    "rnn",
-    "vanilla_plainconf",
-    "rank0_plainconf",
-    "rank0_noconf",
-    "gated_attnbias",
-    "vanilla_bf16disk",
-]
 TOLERANCE = 1e-4
 PAGE_SIZE = 32
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", DEEPSPEC_VARIANTS)
 def test_a_recorded_deepspec_draft_goes_there_and_back_bit_for_bit(
     variant: str, data_dir: Path, tmp_path: Path, capsys: Capture
 ) -> None:

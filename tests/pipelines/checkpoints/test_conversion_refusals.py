@@ -19,6 +19,7 @@ from dspark_jax.speculators_common.formats.draft_config import DraftConfig
 from dspark_jax.speculators_common.formats.rope.config import RopeConfig
 from tests.support import tiny_families
 from tests.support.draft_conversions import Capture, changed_tensors, full_speculators_draft, refused, zlab_draft
+from tests.support.recorded_variants import GEMMA4_VARIANTS
 from tests.support.text_pair import copied, dspark
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -110,7 +111,7 @@ def test_a_recorded_speculators_draft_beyond_deepspec_is_refused(
     assert said.count(": found ") == len(fields)
 
 
-@pytest.mark.parametrize("variant", ["keqv_softcap_vanilla", "sepv_nosoftcap_plainconf", "unified_keqv_softcap"])
+@pytest.mark.parametrize("variant", GEMMA4_VARIANTS)
 def test_a_gemma4_draft_has_no_counterpart(variant: str, data_dir: Path, tmp_path: Path, capsys: Capture) -> None:
     draft = data_dir / "B_deepspec_gemma4" / variant
     assert refused(capsys, tmp_path, draft, tmp_path / "out", "--to", "speculators") == (

@@ -17,7 +17,7 @@ from safetensors.numpy import load_file, save_file
 from dspark_jax.architectures import dspark_compact
 from dspark_jax.pipelines.checkpoints.conversion import convert_draft
 from dspark_jax.pipelines.checkpoints.description import describe
-from dspark_jax.pipelines.checkpoints.loading import LoadedTarget, load_draft, load_target
+from dspark_jax.pipelines.checkpoints.loading import LoadedTarget, load_draft, load_target, prepare_draft
 from dspark_jax.speculators_common.errors import CheckpointError
 from tests.support.tiny_checkpoints import TinyCheckpoint, random_tensors
 from tests.support.tiny_families import FAMILIES, VOCAB, speculators_dflash_config, tiny_target
@@ -90,5 +90,48 @@ def test_a_vocabulary_map_of_a_whole_vocabulary_must_be_the_identity(tmp_path: P
     checkpoint = TinyCheckpoint(config=config, tensors={**tensors, "d2t": offsets, "t2d": np.ones(VOCAB, bool)})
     assert load_draft(checkpoint.write(tmp_path / "identity"), _target(), "float32").module.draft_to_target is None
     offsets[-1] = -1
-    with pytest.raises(CheckpointError, match="tensor d2t: found 'offset -1 at draft id 12', allowed only offset 0"):
-        load_draft(checkpoint.write(tmp_path / "other"), _target(), "float32")
+    folder = checkpoint.write(tmp_path / "other")
+    assert _the_error_of_both(folder) == (
+        f"{folder}: tensor d2t: found 'offset -1 at draft id 12', allowed only offset 0 (identity), as "
+        f"draft_vocab_size {VOCAB} is not smaller than vocab_size {VOCAB}"
+    )
+
+
+def _changed_map(folder: Path, **changes: np.ndarray | None) -> Path:
+    tensors: dict[str, Any] = {**load_file(folder / _WEIGHTS), **changes}
+    save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, folder / _WEIGHTS)
+    return folder
+
+
+def _the_error_of_both(folder: Path) -> str:
+    """The message with which the description and the preparation of a draft refuse it alike."""
+    messages = set()
+    for use in (lambda: describe(folder), lambda: prepare_draft(folder, _target(), "float32")):
+        with pytest.raises(CheckpointError) as caught:
+            use()
+        messages.add(str(caught.value))
+    [message] = messages
+    return message
+
+
+def test_a_faulty_vocabulary_map_is_found_by_a_description_and_before_weights_are_read(tmp_path: Path) -> None:
+    folder = FAMILIES["speculators dflash, pruned"](tmp_path / "draft")
+    offsets = load_file(folder / _WEIGHTS)["d2t"]
+    describe(folder)
+    beyond, falling = offsets.copy(), offsets.copy()
+    beyond[-1] = VOCAB
+    falling[1] = offsets[0] - 1
+    last = len(offsets) - 1
+    assert _the_error_of_both(_changed_map(folder, d2t=beyond)) == (
+        f"{folder}: tensor d2t: found 'draft id {last} with offset {VOCAB}, target id {last + VOCAB}', allowed target "
+        f"ids (draft id + offset) in [0, {VOCAB})"
+    )
+    assert "that increase strictly" in _the_error_of_both(_changed_map(folder, d2t=falling))
+    marks = np.zeros(VOCAB, bool)
+    assert "tensor t2d: found" in _the_error_of_both(_changed_map(folder, d2t=offsets, t2d=marks))
+    assert f"tensor t2d: found '0 true, none for draft id 0', allowed {last + 1} true" in _the_error_of_both(
+        _changed_map(folder, d2t=None)
+    )
+    assert _the_error_of_both(_changed_map(folder, t2d=None)).startswith(f"{folder}: tensor d2t: missing")
+    real = offsets.astype(np.float32)
+    assert "tensor d2t: found 'float32', allowed a signed integer" in _the_error_of_both(_changed_map(folder, d2t=real))

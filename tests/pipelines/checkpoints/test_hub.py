@@ -79,6 +79,50 @@ def test_everything_else_can_only_be_a_path(text: str) -> None:
     assert HubName.parse(text) is None
 
 
+@pytest.mark.parametrize(
+    "host", ["https://huggingface.co", "http://www.HuggingFace.co", "https://hf.co", "https:/hf.co"]
+)
+@pytest.mark.parametrize(
+    ("page", "expected"),
+    [
+        *(
+            (page, "org/na.me")
+            for page in ("org/na.me", "org/na.me/", "org/na.me?library=x#use", "org/na.me/tree/main")
+        ),
+        ("org/na.me/tree/v1.0", "org/na.me@v1.0"),
+        ("org/na.me/tree/refs%2Fpr%2F3", "org/na.me@refs/pr/3"),
+    ],
+)
+def test_the_url_of_a_models_page_is_its_id(cache: Path, files: Path, host: str, page: str, expected: str) -> None:
+    assert str(HubName.parse(f"{host}/{page}")) == expected
+    snapshot = cached(cache, "org/na.me", files, refs=("main", "v1.0", "refs/pr/3"))
+    assert local_path(f"{host}/{page}") == snapshot
+    assert local_path(Path(f"{host}/{page}")) == snapshot
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("https://huggingface.co", "https://huggingface.co/org", "https://huggingface.co/datasets/org/name"),
+        *("https://huggingface.co/datasets/name", "https://huggingface.co/org/name/blob/main/config.json"),
+        *("https://huggingface.co/org/name/tree/main/sub", "https://huggingface.co/org/../name", "s3://bucket/name"),
+        *("https://example.com/org/name", "https://example.com/huggingface.co/org/name", "file:///tmp/name"),
+    ],
+)
+def test_any_other_url_is_refused_with_what_is_wanted(url: str) -> None:
+    allowed = "allowed a directory, or a Hugging Face id (ORG/NAME or ORG/NAME@REVISION)"
+    assert refusal(url) == f"{url!r}: found a URL, {allowed}"
+
+
+def test_a_name_that_no_file_can_have_is_one_short_line(tmp_path: Path) -> None:
+    assert refusal("x" * 5000).endswith("(5002 characters): cannot be looked up: File name too long")
+    assert refusal("two\nlines") == "'two\\nlines': no such file or directory"
+    assert "x\\x00y" in refusal("x\0y")
+    odd = tmp_path / "two\nlines"
+    odd.mkdir()
+    assert local_path(odd) == odd
+
+
 def test_a_directory_wins_over_an_id(tmp_path: Path, cache: Path, files: Path) -> None:
     cached(cache, "org/name", files)
     (tmp_path / "org" / "name").mkdir(parents=True)
@@ -210,7 +254,8 @@ def test_without_huggingface_hub_the_extra_is_named(cache: Path, monkeypatch: py
     monkeypatch.delenv("HF_HUB_OFFLINE")
     assert refusal("org/name") == (
         f"org/name: no such directory, and as a Hugging Face id not in the cache {cache}; a download needs "
-        "huggingface_hub: pip install huggingface_hub, the extra `hub` of dspark-jax"
+        "huggingface_hub: pip install huggingface_hub (or the extra: pip install 'dspark-jax[hub]', in a checkout pip "
+        "install -e '.[hub]')"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,9 @@ from safetensors.numpy import load_file, save_file
 from dspark_jax.pipelines.api import load
 from dspark_jax.pipelines.checkpoints import loading
 from dspark_jax.pipelines.checkpoints.loading import load_target
+from dspark_jax.pipelines.text import stop_tokens
 from dspark_jax.speculators_common.errors import CheckpointError
-from tests.support.text_pair import copied
+from tests.support.text_pair import copied, recorded_pair, with_text
 
 Tensors = dict[str, np.ndarray]
 
@@ -84,14 +86,31 @@ def test_a_misshapen_tensor_of_the_draft_is_found_before_the_target_is_read(
         load(target, draft)
 
 
-def test_a_pair_is_opened_once(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pair_is_opened_once_and_its_stop_tokens_are_looked_up_once(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     opened: list[str] = []
+    looked_up: list[str] = []
     parse = loading.parse_checkpoint
 
     def counted(checkpoint: loading.Checkpoint, *arguments: object) -> object:
         opened.append(checkpoint.path.name)
         return parse(checkpoint, *arguments)  # type: ignore[arg-type]
 
+    declared = stop_tokens._declared
+
+    def looking(checkpoint: loading.Checkpoint) -> Iterator[tuple[int, str]]:
+        looked_up.append(checkpoint.path.name)
+        return declared(checkpoint)
+
     monkeypatch.setattr(loading, "parse_checkpoint", counted)
+    monkeypatch.setattr(stop_tokens, "_declared", looking)
     load(data_dir / "D_loop" / "target", data_dir / "D_loop" / "draft", dtype="float32", max_seq_len=64)
-    assert opened == ["target", "draft"]
+    assert (opened, looked_up) == (["target", "draft"], ["target"])
+
+
+def test_a_chat_template_that_does_not_compile_is_a_choice_of_the_loaded_pair(data_dir: Path, tmp_path: Path) -> None:
+    target = with_text(recorded_pair(data_dir), tmp_path, template="{% for %}").target
+    choices = {choice.name: choice for choice in load(target, dtype="float32", max_seq_len=64).choices}
+    assert (choices["chat_template"].value, choices["chat_template"].flag) == ("cannot be used", "--raw")
+    assert choices["chat_template"].reason.startswith(f"{target / 'tokenizer_config.json'}: chat template: Expected")

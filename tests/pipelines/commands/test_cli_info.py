@@ -95,6 +95,20 @@ def test_a_target_tells_of_its_text_and_its_head(capsys: Capture, pair: Recorded
     assert re.split("  +", fields["stop ids"]) == ["7 (generation_config.json)", "--stop-ids"]
 
 
+def test_a_chat_template_that_does_not_compile_is_told_as_generate_tells_it(
+    capsys: Capture, pair: RecordedPair, tmp_path: Path
+) -> None:
+    target = text_pair.with_text(pair, tmp_path, template="{% for %}{{ messages }}").target
+    described = dspark(capsys, "info", target)
+    refused = dspark(capsys, "generate", "--target", target, "--prompt", "hello")
+    assert (described.status, refused.status) == (0, 2)
+    error = refused.error.removeprefix("dspark: error: ")
+    assert error.startswith(f"{target / 'tokenizer_config.json'}: chat template: Expected an expression")
+    assert f"chat template       cannot be used ({error})  --raw" in described.out
+    choices = json.loads(dspark(capsys, "info", target, "--json").out)["checkpoints"][0]["choices"]
+    assert {"name": "chat_template", "value": "cannot be used", "reason": error, "flag": "--raw"} in choices
+
+
 def test_stop_ids_of_files_and_tokenizer_are_shown_with_their_sources(
     capsys: Capture, pair: RecordedPair, tmp_path: Path
 ) -> None:

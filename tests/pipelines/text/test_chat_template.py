@@ -54,6 +54,23 @@ def test_template_errors_are_request_errors_in_one_line(template: str, expected:
 
 
 @pytest.mark.parametrize(
+    "template", ["{% for %}", "{{ messages", "{{ messages | no_such_filter }}", "{" * 3, "{% x %}"]
+)
+def test_a_template_that_does_not_compile_says_so_before_it_is_rendered(template: str) -> None:
+    fault = ChatTemplate(template, "chat_template.jinja").fault
+    with pytest.raises(RequestError) as caught:
+        ChatTemplate(template, "chat_template.jinja").render(HELLO)
+    assert str(fault) == str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "template", ["{{ messages[0].content }}", "{{ raise_exception('no') }}", "{{ nothing.there }}"]
+)
+def test_an_error_of_the_messages_is_no_fault_of_the_template(template: str) -> None:
+    assert ChatTemplate(template, "chat_template.jinja").fault is None
+
+
+@pytest.mark.parametrize(
     ("template", "expected"),
     [
         ("{{ bos_token }}|{{ eos_token }}", "<s>|"),

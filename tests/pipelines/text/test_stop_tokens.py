@@ -40,12 +40,12 @@ def test_stop_ids_are_those_of_the_first_file_that_declares_any_and_the_tokenize
     declared: tuple[int, ...],
 ) -> None:
     checkpoint = text_checkpoint(tmp_path, config, generation_config)
-    assert stop_ids(checkpoint, tokenizer) == (*declared, END)
-    assert stop_ids(checkpoint, None) == declared
+    assert stop_ids(stop_tokens(checkpoint, tokenizer)) == (*declared, END)
+    assert stop_ids(stop_tokens(checkpoint, None)) == declared
 
 
 def test_an_id_that_both_name_counts_once(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    assert stop_ids(text_checkpoint(tmp_path, {"eos_token_id": [END, 0]}), tokenizer) == (END, 0)
+    assert stop_ids(stop_tokens(text_checkpoint(tmp_path, {"eos_token_id": [END, 0]}), tokenizer)) == (END, 0)
 
 
 def test_every_id_says_where_it_comes_from(tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -62,22 +62,22 @@ def test_every_id_says_where_it_comes_from(tokenizer: Tokenizer, tmp_path: Path)
 
 
 def test_no_stop_ids_where_nothing_declares_any(tmp_path: Path) -> None:
-    assert stop_ids(text_checkpoint(tmp_path), None) == ()
-    assert stop_ids(text_checkpoint(tmp_path), loaded(tmp_path)) == ()
-    assert stop_ids(text_checkpoint(tmp_path), loaded(tmp_path, {"eos_token": "<not in the vocabulary>"})) == ()
+    assert stop_tokens(text_checkpoint(tmp_path), None) == ()
+    assert stop_tokens(text_checkpoint(tmp_path), loaded(tmp_path)) == ()
+    assert stop_tokens(text_checkpoint(tmp_path), loaded(tmp_path, {"eos_token": "<not in the vocabulary>"})) == ()
 
 
 @pytest.mark.parametrize("declared", [-1, "2", 2.0, True, [2, "3"]])
 def test_malformed_stop_ids_are_refused_with_their_file(tmp_path: Path, declared: Any) -> None:
     expected = re.escape(f"eos_token_id: found {declared!r}, allowed a token id or a list of token ids")
     with pytest.raises(CheckpointError, match=rf"generation_config\.json: {expected}"):
-        stop_ids(text_checkpoint(tmp_path, {}, {"eos_token_id": declared}), None)
+        stop_tokens(text_checkpoint(tmp_path, {}, {"eos_token_id": declared}), None)
     with pytest.raises(CheckpointError, match=rf"/config\.json: {expected}"):
-        stop_ids(text_checkpoint(tmp_path, {"eos_token_id": declared}), None)
+        stop_tokens(text_checkpoint(tmp_path, {"eos_token_id": declared}), None)
 
 
 def test_an_id_beyond_the_vocabulary_ends_no_text_and_is_named(tokenizer: Tokenizer, tmp_path: Path) -> None:
     checkpoint = text_checkpoint(tmp_path, {"eos_token_id": [7, 500, 10**30]})
-    assert stop_ids(checkpoint, tokenizer, 100) == tuple(token for token in (7, END) if token < 100)
+    assert stop_ids(stop_tokens(checkpoint, tokenizer, 100)) == tuple(token for token in (7, END) if token < 100)
     reason = stop_reason(stop_tokens(checkpoint, None, 100))
     assert reason == f"7: config.json; 500, {10**30}: config.json, not used, as it is beyond the vocabulary"

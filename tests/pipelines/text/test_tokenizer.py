@@ -11,7 +11,7 @@ import pytest
 
 from dspark_jax.pipelines.checkpoint_data import Checkpoint
 from dspark_jax.pipelines.checkpoints.checkpoint import open_target
-from dspark_jax.pipelines.text.stop_tokens import stop_ids
+from dspark_jax.pipelines.text.stop_tokens import stop_ids, stop_tokens
 from dspark_jax.pipelines.text.tokenizer import Tokenizer, open_tokenizer
 from dspark_jax.speculators_common.errors import CheckpointError, RequestError
 from dspark_jax.speculators_common.files.gguf_header import GGUFHeader
@@ -282,7 +282,7 @@ def test_demo_prompts_have_the_recorded_ids(demo: tuple[Checkpoint, Tokenizer], 
 
 @pytest.mark.smollm2
 def test_demo_stops_at_the_end_of_turn(demo: tuple[Checkpoint, Tokenizer]) -> None:
-    assert stop_ids(*demo) == (2,)
+    assert stop_ids(stop_tokens(*demo)) == (2,)
     assert demo[1].decode([2], skip_special=False) == "<|im_end|>"
     assert demo[1].encode("hello") == demo[1].encode("hello<|im_end|>")[:-1]
 

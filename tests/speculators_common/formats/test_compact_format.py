@@ -33,6 +33,7 @@ from dspark_jax.speculators_common.formats.draft_config import (
 )
 from dspark_jax.speculators_common.formats.pair_checks import check_pair
 from dspark_jax.speculators_common.formats.rope.config import RopeConfig
+from tests.support.recorded_variants import COMPACT_VARIANTS
 
 DATA = Path(__file__).parents[2] / "data" / "H_compact"
 TARGET: dict[str, Any] = {
@@ -113,7 +114,7 @@ def test_every_recorded_variant_parses_to_what_its_name_says(variant, head, thre
     assert list(tensor_shapes(config)) == stored(variant)["param_names"]
 
 
-@pytest.mark.parametrize("variant", ["markov", "rnn", "markov_sts"])
+@pytest.mark.parametrize("variant", COMPACT_VARIANTS)
 def test_what_is_written_is_what_was_read(variant):
     raw = stored(variant)
     raw["config"].setdefault("seqHead", "markov")
@@ -140,7 +141,18 @@ def test_defaults_are_those_of_the_format():
     )
     raw = to_compact(config)
     raw["config"] = {}
-    assert from_compact(raw, "dspark.json").for_target(42) == config
+    by_default = from_compact(raw, "dspark.json")
+    assert by_default.for_target(42) == config
+    assert {choice.name: choice.value for choice in by_default.choices} == {
+        "gamma": "5",
+        "dDraft": "1024",
+        "nLayers": "5",
+        "nHeads": "8",
+        "markovRank": "256",
+        "ffMult": "2",
+        "tapLayers": "[20, 31, 41, 42]",
+    }
+    assert {choice.reason for choice in by_default.choices} == {"the file does not say; default of the format"}
 
 
 def test_the_older_name_of_the_variant_and_a_missing_head_mean_the_same():

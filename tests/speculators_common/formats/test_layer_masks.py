@@ -2,65 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from dspark_jax.speculators_common.errors import CheckpointError
-from dspark_jax.speculators_common.formats.deepspec.gemma4_reader import from_deepspec_gemma4
-from dspark_jax.speculators_common.formats.deepspec.reader import from_deepspec
-from dspark_jax.speculators_common.formats.draft_config import DraftConfig, LayerMask
+from dspark_jax.speculators_common.formats.draft_config import LayerMask
 from dspark_jax.speculators_common.formats.speculators.reader import from_speculators
 from dspark_jax.speculators_common.formats.speculators.writer import to_speculators
-from dspark_jax.speculators_common.formats.zlab.reader import from_zlab
-
-DATA = Path(__file__).parents[2] / "data"
-FULL, SLIDING = "full_attention", "sliding_attention"
-PLAIN = LayerMask(window=None, causal=False)
-ZLAB_ONLY = {
-    "architectures": ["DFlashDraftModel"],
-    "speculators_model_type": ...,
-    "speculators_config": ...,
-    "aux_hidden_state_layer_ids": ...,
-    "draft_vocab_size": ...,
-    "sample_from_anchor": ...,
-    "markov_rank": ...,
-    "target_layer_ids": [1, 3],
-}
-
-
-def stored(folder: str, changes: dict[str, Any]) -> dict[str, Any]:
-    raw = json.loads((DATA / folder / "config.json").read_text())
-    for name in [name for name in raw.get("transformer_layer_config", {}) if name in changes]:
-        raw["transformer_layer_config"].pop(name)
-    return {name: value for name, value in (raw | changes).items() if value is not ...}
-
-
-def speculators(**changes: Any) -> DraftConfig:
-    return from_speculators(stored("C_speculators/pruned_anchor_full_vanilla", changes), "draft/config.json")
-
-
-def zlab(**changes: Any) -> DraftConfig:
-    return from_zlab(stored("C_speculators/pruned_anchor_full_vanilla", ZLAB_ONLY | changes), "draft/config.json")
-
-
-def deepspec(**changes: Any) -> DraftConfig:
-    return from_deepspec(stored("A_deepspec_qwen3/vanilla", changes), "draft/config.json")
-
-
-def gemma4(**changes: Any) -> DraftConfig:
-    return from_deepspec_gemma4(stored("B_deepspec_gemma4/keqv_softcap_vanilla", changes), "draft/config.json")
-
-
-DRAFTS: dict[str, Callable[..., DraftConfig]] = {
-    "speculators": speculators,
-    "zlab": zlab,
-    "deepspec": deepspec,
-    "gemma4": gemma4,
-}
+from tests.support.changed_drafts import DRAFTS, FULL, PLAIN, SLIDING, speculators, zlab
 
 
 @pytest.mark.parametrize("draft", DRAFTS)

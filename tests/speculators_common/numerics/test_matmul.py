@@ -48,9 +48,14 @@ class Stored:
         return self.values
 
 
+def normal(shape: tuple[int, ...], dtype: Any, *, seed: int) -> jax.Array:
+    """Random values, drawn without a compiled program."""
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape).astype(dtype))
+
+
 def kernels(in_features: int, out_features: int, dtype: Any) -> list[nnx.Param]:
     """Two kernels with the same values, one in each storage orientation."""
-    values = jax.random.normal(jax.random.key(in_features), (in_features, out_features), dtype)
+    values = normal((in_features, out_features), dtype, seed=in_features)
     return [nnx.Param(values), OutputMajorKernel(values.T)]
 
 
@@ -58,7 +63,7 @@ def kernels(in_features: int, out_features: int, dtype: Any) -> list[nnx.Param]:
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("axes", [(), (1,), (1, 1), (2,), (3, 5)])
 def test_both_orientations_give_the_product(dtype: str, size: tuple[int, int], axes: tuple[int, ...]) -> None:
-    x = jax.random.normal(jax.random.key(3), (*axes, size[0]), DTYPES[dtype])
+    x = normal((*axes, size[0]), DTYPES[dtype], seed=3)
     for kernel in kernels(*size, DTYPES[dtype]):
         product = kernel_product(x, kernel, CPU)
         expected = np.asarray(x, np.float64) @ np.asarray(kernel_values(kernel), np.float64)
@@ -70,7 +75,7 @@ def test_both_orientations_give_the_product(dtype: str, size: tuple[int, int], a
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", SIZES)
 def test_a_kernel_keeps_its_values_in_the_orientation_that_is_chosen(dtype: str, size: tuple[int, int]) -> None:
-    values = jax.random.normal(jax.random.key(1), size, DTYPES[dtype])
+    values = normal(size, DTYPES[dtype], seed=1)
     np.testing.assert_array_equal(kernel_values(kernel_parameter(values, CPU)), values)
 
 
@@ -98,7 +103,7 @@ def test_only_a_cpu_chooses_the_orientation_by_size() -> None:
 
 def test_values_that_are_set_are_read_back_in_either_orientation() -> None:
     for kernel in kernels(24, 40, jnp.float32):
-        values = jax.random.normal(jax.random.key(8), (24, 40))
+        values = normal((24, 40), jnp.float32, seed=8)
         set_kernel_values(kernel, values)
         np.testing.assert_array_equal(kernel_values(kernel), values)
 
@@ -126,7 +131,7 @@ def test_a_scale_multiplies_the_float32_product_before_the_bias(dtype: str, plat
     assert layer.scale is not None
     assert layer.bias is not None
     assert layer.scale.dtype == jnp.float32
-    x = jax.random.normal(jax.random.key(5), (3, 24), DTYPES[dtype])
+    x = normal((3, 24), DTYPES[dtype], seed=5)
     np.testing.assert_array_equal(layer.float32(x), plain.float32(x))
     scale, bias = np.linspace(-3, 3, 40, dtype=np.float32), np.linspace(5, 6, 40, dtype=np.float32)
     layer.scale[...], layer.bias[...] = jnp.asarray(scale), jnp.asarray(bias)
@@ -146,7 +151,7 @@ def test_a_stack_is_its_linear_maps_one_by_one(dtype: str, scaled: bool) -> None
         scale = np.linspace(-2, 2, scale.size, dtype=np.float32).reshape(scale.shape)
         stack.scale[...] = jnp.asarray(scale)
     values = np.asarray(decode_rows(stack.kernel[...]), np.float64)
-    x = np.asarray(jax.random.normal(jax.random.key(6), (count, 5, size[0]), DTYPES[dtype]))
+    x = np.asarray(normal((count, 5, size[0]), DTYPES[dtype], seed=6))
     each = np.einsum("eti,eio->eto", x.astype(np.float64), values) * scale[:, None]
     close: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-5}
     np.testing.assert_allclose(stack.each(jnp.asarray(x)), each, **close)
