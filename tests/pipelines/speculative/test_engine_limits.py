@@ -142,6 +142,18 @@ def test_a_row_whose_watch_ended_the_text_is_free_and_its_log_probabilities_are_
     assert (engine.num_running, engine.num_free_pages) == (0, OPTIONS.num_pages)
 
 
+def test_rows_decode_many_rounds_per_call_when_no_watch_runs_any_more(engine: Engine) -> None:
+    """The row of the watch is inert on the device: a live row without pages would end every device loop at once."""
+    engine.submit(watched(_request(), CYCLE[1:3]))
+    engine.submit(_request())
+    before, texts = engine.counters.round_calls, []
+    for _ in range(20):
+        texts += [event.completion.output_ids for event in engine.step(stream=False) if event.is_end]
+    assert texts == [list(cycle_from(0, 3)), list(cycle_from(0, 20))]
+    assert not engine.has_work
+    assert engine.counters.round_calls - before <= 3
+
+
 def test_a_watch_goes_on_after_a_preemption(engine: Engine) -> None:
     """The watch has read the tokens before; it does not read them again."""
     requests = [watched(_request(), CYCLE[16:18])] * 5
