@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
+@runtime_checkable
 class TextWatch(Protocol):
     """Reads the tokens of one request as they are emitted, and says where its text ends."""
 
