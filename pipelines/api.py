@@ -7,9 +7,10 @@ print(result.text, result.tau)
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import TypedDict, Unpack
 
@@ -18,6 +19,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from dspark_jax.architectures.target_config import TargetConfig
+from dspark_jax.pipelines.checkpoints.generation_config import stated_generation
 from dspark_jax.pipelines.checkpoints.hub import check_name
 from dspark_jax.pipelines.checkpoints.load_choices import check_memory, device_memory, in_bytes, load_choices
 from dspark_jax.pipelines.checkpoints.loading import (
@@ -31,12 +33,19 @@ from dspark_jax.pipelines.checkpoints.loading import (
     read_target,
 )
 from dspark_jax.pipelines.compilation import CompileClock
-from dspark_jax.pipelines.generation_result import GenerationResult, OnPiece, Output, Round, StreamPiece
+from dspark_jax.pipelines.generation_result import GenerationResult, Output, Round, StreamPiece
 from dspark_jax.pipelines.requests import PromptFormat, RequestMaker
 from dspark_jax.pipelines.sampling.generation import Generation, GenerationFields, Request, changed
+from dspark_jax.pipelines.sampling.policy import Policy
 from dspark_jax.pipelines.speculative.default_drafts import default_drafts
 from dspark_jax.pipelines.speculative.engine import Engine, plan_of
-from dspark_jax.pipelines.speculative.sizes import EngineOptions, EnginePlan, drafts_per_round
+from dspark_jax.pipelines.speculative.sizes import (
+    PROPOSAL_KINDS,
+    EngineOptions,
+    EnginePlan,
+    ProposalKind,
+    drafts_per_round,
+)
 from dspark_jax.pipelines.text.prompts import Prompt
 from dspark_jax.speculators_common.errors import DSparkError, RequestError
 from dspark_jax.speculators_common.formats.choice import Choice
@@ -47,7 +56,6 @@ __all__ = [
     "DSparkError",
     "Generation",
     "GenerationResult",
-    "OnPiece",
     "Pipeline",
     "PreparedPipeline",
     "PromptFormat",
@@ -71,6 +79,7 @@ class PairFields(TypedDict, total=False):
     batch_size: int
     sample_from_anchor: bool | None
     partial_rotary_factor: float | None
+    proposal: ProposalKind
 
 
 def load(
@@ -98,6 +107,7 @@ def prepare(
     batch_size: int = 1,
     sample_from_anchor: bool | None = None,
     partial_rotary_factor: float | None = None,
+    proposal: ProposalKind = "argmax",
 ) -> PreparedPipeline:
     """Check a target, and a draft for it, without reading their weights.
 
@@ -106,14 +116,16 @@ def prepare(
     float32 the output is token for token that of plain decoding. `num_speculative_tokens` is k, the drafts per round;
     the default is a number that is fast on this platform. The caches hold `batch_size` rows of `max_seq_len` tokens,
     prompt and output together; the default is 2048, or the target's maximum if that is less. `sample_from_anchor` and
-    `partial_rotary_factor` override the draft's files.
+    `partial_rotary_factor` override the draft's files. `proposal` says how drafts are chosen for requests with a
+    temperature: with "argmax", the most probable ones, a seed gives the text of plain decoding; with "sampled", drawn
+    at random, more of them may be accepted, and the text is another one of the same distribution.
 
     Every fault in files and arguments is found here, as a `DSparkError`. The prepared pipeline can already check
     requests. `Pipeline.choices` lists the choices that were made.
     """
     started = time.perf_counter()
     overrides = DraftOverrides(sample_from_anchor=sample_from_anchor, partial_rotary_factor=partial_rotary_factor)
-    _check_arguments(target, draft, num_speculative_tokens, overrides, batch_size)
+    _check_arguments(target, draft, num_speculative_tokens, overrides, batch_size, proposal)
     dtype = _checked_dtype(dtype)
     prepared_target = prepare_target(target, dtype)
     max_seq_len = _max_seq_len(max_seq_len, prepared_target.config)
@@ -128,6 +140,7 @@ def prepare(
         max_seq_len=max_seq_len,
         batch_size=batch_size,
         max_stop_ids=max(8, len(prepared_target.stop_ids)),
+        proposal=proposal,
     )
     plan = plan_of(prepared_target.abstract, None if prepared_draft is None else prepared_draft.abstract, options)
     check_memory(plan, device_memory())
@@ -191,12 +204,21 @@ class Pipeline:
             ) from error
         self.load_seconds = time.perf_counter() - prepared.started
 
-    def warmup(self, *, stream: bool | None = None) -> int:
-        """Compile every program that a request can need, so that no request has to wait; returns their number.
+    def warmup(self, *, stream: bool | None = None, generations: Sequence[Generation] = ()) -> int:
+        """Compile every program that requests need, so that no request has to wait; returns their number.
 
-        `stream` restricts it to one driver: true for streaming, false for the device loop.
+        `generations` are options like those of the requests; only which controls are in use matters, not their values.
+        By default they are greedy. `stream` restricts it to one driver: true for streaming and for requests with stop
+        strings, false for the device loop.
         """
-        return self.engine.warmup(stream=stream)
+        return self.engine.warmup(stream=stream, policies=Policy.mixtures(generations or [Generation()]))
+
+    def stated_generation(self) -> Generation:
+        """The options that the target's generation_config.json states; greedy decoding unless it says `do_sample`.
+
+        Raises `DSparkError` if there is no such file, and for rules in it that cannot be kept.
+        """
+        return changed(Generation(), stated_generation(self.target.checkpoint).fields)
 
     def without_draft(self) -> Pipeline:
         """A pipeline that decodes plainly with the same loaded target and its own caches, for comparisons."""
@@ -213,34 +235,52 @@ class Pipeline:
         generation: Generation | None = None,
         prompt_format: PromptFormat | None = None,
         *,
-        stream: OnPiece | None = None,
+        n: int = 1,
         **changes: Unpack[GenerationFields],
     ) -> list[GenerationResult]:
-        """Continue one prompt or several; returns the results in the order of the prompts.
+        """Continue one prompt or several, each `n` times; returns the results prompt by prompt.
 
         A prompt is text, a list of token ids, or a list of messages (`{"role": ..., "content": ...}`). Text becomes a
         user message in the model's chat format, unless `prompt_format` says otherwise; for models without a chat
         template it is continued as it is. `generation` holds the options, greedy decoding by default; its fields can
-        be given as keywords (`max_new_tokens=40`, `temperature=0.7`). `stream` is called with every `StreamPiece` as
-        rounds complete. Without it many rounds run on the device before the host reads their tokens, which is faster.
-        Raises `RequestError` for prompts and options that cannot be served, before any request runs.
+        be given as keywords (`max_new_tokens=40`, `temperature=0.7`). Many rounds run on the device before the host
+        reads their tokens, which is faster than `stream`; with stop strings it reads them after every round. Raises
+        `RequestError` for prompts and options that cannot be served, before any request runs.
         """
-        asked = changed(generation or Generation(), changes)
-        requests = self.requests(prompts, asked, prompt_format)
-        done = dict(self.run(requests, stream=stream))
+        requests = self.requests(prompts, changed(generation or Generation(), changes), prompt_format, n=n)
+        done = {piece.index: piece.result for piece in self.run(requests) if piece.result is not None}
         return [done[index] for index in range(len(requests))]
 
-    def run(
-        self, requests: Sequence[Request], *, stream: OnPiece | None = None
-    ) -> Iterator[tuple[int, GenerationResult]]:
-        """Run requests; yields `(index, result)` as they finish. `stream` as in `generate`."""
-        outputs = [Output(index, self.target, stream) for index in range(len(requests))]
+    def stream(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        generation: Generation | None = None,
+        prompt_format: PromptFormat | None = None,
+        *,
+        n: int = 1,
+        **changes: Unpack[GenerationFields],
+    ) -> Generator[StreamPiece, None, None]:
+        """Continue prompts as `generate` does, and yield each output piece by piece, as rounds complete.
+
+        The texts and ids of an output's pieces, joined, are those of its result, which is in its last piece. Closing
+        the iterator cancels the outputs that have not ended, and frees their rows: put it into `contextlib.closing`, or
+        leave the loop and drop the iterator. Until then no other prompt can be continued. Raises as `generate` does,
+        when it is called.
+        """
+        requests = self.requests(prompts, changed(generation or Generation(), changes), prompt_format, n=n)
+        return self.run(requests, stream=True)
+
+    def run(self, requests: Sequence[Request], *, stream: bool = False) -> Generator[StreamPiece, None, None]:
+        """Run requests, and yield the pieces of their outputs as they reach the host. With `stream` that is after every
+        round; otherwise after every device loop, and the pieces have no text.
+        """
+        outputs = [
+            Output(index, request, self.target.tokenizer, stream=stream) for index, request in enumerate(requests)
+        ]
         clock = CompileClock()
-        with clock.watching():
-            for index, completion in self.engine.run(
-                requests, stream=stream is not None, on_tokens=lambda index, ids: outputs[index].add(ids)
-            ):
-                yield index, outputs[index].result(completion, clock)
+        with clock.watching(), contextlib.closing(self.engine.run(requests, stream=stream)) as events:
+            for index, event in events:
+                yield outputs[index].piece(event, clock)
 
 
 def _checked_dtype(dtype: DTypeLike) -> DTypeLike:
@@ -260,6 +300,7 @@ def _check_arguments(
     num_speculative_tokens: int | None,
     overrides: DraftOverrides,
     batch_size: int,
+    proposal: ProposalKind,
 ) -> None:
     """Raise `RequestError` for what is wrong without knowing the files, such as a draft option without a draft."""
     check_name(target, "target", others="a .gguf file, smollm2 ")
@@ -273,8 +314,11 @@ def _check_arguments(
         raise RequestError(field="sample_from_anchor", found=overrides.sample_from_anchor, allowed="true or false")
     if overrides.partial_rotary_factor is not None and not is_number(overrides.partial_rotary_factor):
         raise RequestError(field="partial_rotary_factor", found=overrides.partial_rotary_factor, allowed="a number")
+    if proposal not in PROPOSAL_KINDS:
+        raise RequestError(field="proposal", found=proposal, allowed=" or ".join(PROPOSAL_KINDS))
     draft_options: Mapping[str, object] = {
         "num_speculative_tokens": num_speculative_tokens,
+        "proposal": None if proposal == "argmax" else proposal,
         **dataclasses.asdict(overrides),
     }
     for name, value in draft_options.items():

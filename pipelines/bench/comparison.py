@@ -1,6 +1,6 @@
 """Compares plain and speculative decoding of one prompt, with the same loaded target in one process.
 
-After a warm-up the two alternate, each with the device loop.
+After a warm-up the two alternate, each with the device loop; with stop strings, with one call per round.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ class Comparison:
     speculative_speeds: tuple[float, float, float]
     num_tokens: int  # of the speculative output, the first token included
     repeats: int
+    decoding: str  # how tokens were chosen
+    compares_texts: bool  # false for drafts drawn at random, which change the text and not its distribution
     parts_at: int | None  # index of the first token in which the outputs differ; None if they are equal
 
     @property
@@ -35,11 +37,16 @@ class Comparison:
 
 
 def compare(pipeline: Pipeline, request: Request, *, repeats: int = REPEATS) -> Comparison:
-    """Decode `request` both ways, `repeats` times. Raises `RequestError` without a draft, or if no round ran."""
+    """Decode `request` both ways, `repeats` times. Raises `RequestError` without a draft, or if no round ran.
+
+    A request that samples must have a seed, as those of `RequestMaker` have: then argmax drafts give the plain text.
+    """
     if pipeline.draft is None:
         raise RequestError(
             "found no draft, allowed a pipeline with one", field="compare", allowed="a pipeline with a draft"
         )
+    generation = request.generation
+    compares_texts = not generation.samples or pipeline.plan.options.proposal == "argmax"
     engines = {"plain": pipeline.without_draft().engine, "speculative": pipeline.engine}
     for engine in engines.values():
         _decoded(engine, request)  # compiles the programs that this request needs
@@ -62,7 +69,9 @@ def compare(pipeline: Pipeline, request: Request, *, repeats: int = REPEATS) -> 
         speculative_speeds=_spread(runs["speculative"]),
         num_tokens=len(speculative),
         repeats=repeats,
-        parts_at=first_difference(plain, speculative),
+        decoding=f"temperature {generation.temperature:g}, seed {generation.seed}" if generation.samples else "greedy",
+        compares_texts=compares_texts,
+        parts_at=first_difference(plain, speculative) if compares_texts else None,
     )
 
 
@@ -92,8 +101,8 @@ def comparison_lines(comparison: Comparison, dtype: str) -> list[str]:
     plain, speculative = comparison.plain, comparison.speculative
     width = len(speculative.offered)
     return [
-        f"plain and speculative decoding of the same prompt: {comparison.num_tokens} tokens, greedy, {dtype}, {width} "
-        "drafts per round",
+        f"plain and speculative decoding of the same prompt: {comparison.num_tokens} tokens, "
+        f"{comparison.decoding}, {dtype}, {width} drafts per round",
         f"medians of {comparison.repeats} alternating runs in one process (lowest to highest), after the first token, "
         "nothing compiled",
         "",
@@ -121,6 +130,8 @@ def comparison_lines(comparison: Comparison, dtype: str) -> list[str]:
 
 
 def _agreement(comparison: Comparison, dtype: str) -> str:
+    if not comparison.compares_texts:
+        return "outputs are not compared: drafts drawn at random give another text, of the same distribution"
     if comparison.parts_at is None:
         return "outputs are equal, token for token"
     reason = (

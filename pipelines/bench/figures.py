@@ -11,7 +11,7 @@ import dataclasses
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from dspark_jax.pipelines.speculative.engine import Completion
+from dspark_jax.pipelines.speculative.completion import Completion, reaching
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,8 +81,8 @@ def mode_figures(prompts: Sequence[Repeats]) -> ModeFigures:
     seconds = sum(_median(repeats, lambda run: run.seconds) for repeats in prompts)
     first_token = [_median(repeats, lambda run: run.first_token_seconds) for repeats in prompts]
     width = max(proposed for proposed, _ in rounds)
-    offered = tuple(sum(proposed > position for proposed, _ in rounds) for position in range(width))
-    accepted = tuple(sum(count > position for _, count in rounds) for position in range(width))
+    offered = reaching([proposed for proposed, _ in rounds], width)
+    accepted = reaching([count for _, count in rounds], width)
     return ModeFigures(
         tokens=tokens,
         rounds=len(rounds),

@@ -18,18 +18,34 @@ _FIELDS = (
     "batch_size",
     "confidence_threshold",
     "dtype",
+    "frequency_penalty",
+    "generation_config",
+    "logit_bias",
     "max_new_tokens",
     "max_seq_len",
+    "min_new_tokens",
+    "min_p",
+    "n",
     "num_speculative_tokens",
     "partial_rotary_factor",
+    "presence_penalty",
+    "proposal",
     "repeats",
+    "repetition_penalty",
     "sample_from_anchor",
+    "seed",
     "stop_ids",
     "system",
+    "temperature",
+    "top_k",
+    "top_p",
 )
 # Field of an error of the Python interface -> flag of the command line.
 _FLAGS = {field: f"--{field.replace('_', '-')}" for field in _FIELDS} | {
+    "banned_ids": "--ban-ids",
     "kv cache": "--batch-size, --max-seq-len: kv cache",
+    "num_logprobs": "--logprobs",
+    "stop_strings": "--stop",
     "template_vars": "--template-var",
 }
 
@@ -162,6 +178,22 @@ def whole_number(minimum: int) -> Callable[[str], int]:
         return value
 
     return parse
+
+
+def integer(text: str) -> int:
+    """An integer. Its range is checked where it is used."""
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"found {text[:40]!r}, allowed an integer") from None
+
+
+def any_number(text: str) -> float:
+    """A decimal number. Its range is checked where it is used."""
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"found {text[:40]!r}, allowed a number") from None
 
 
 def number(*, above: float | None = None, minimum: float | None = None, maximum: float) -> Callable[[str], float]:

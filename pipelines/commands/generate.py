@@ -21,12 +21,19 @@ from dspark_jax.pipelines.commands.arguments import (
     template_vars,
     whole_number,
 )
+from dspark_jax.pipelines.commands.sampling_arguments import (
+    add_ends,
+    add_sampling,
+    decoding_choices,
+    generation_of,
+    stated_choices,
+)
 from dspark_jax.speculators_common.errors import RequestError
 from dspark_jax.speculators_common.formats.choice import Choice
 
 if TYPE_CHECKING:
     from dspark_jax.pipelines.api import PreparedPipeline
-    from dspark_jax.pipelines.sampling.generation import Request
+    from dspark_jax.pipelines.sampling.generation import Generation, Request
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -34,7 +41,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "generate",
         help="generate text; with a draft faster, and the same text",
-        description="Greedy decoding, speculative with a draft. Text goes to stdout, everything else to stderr.",
+        description="Greedy decoding, or sampling at a temperature; speculative with a draft. Text goes to stdout, "
+        "everything else to stderr.",
     )
     models = parser.add_argument_group("models")
     add_pair(models, without_draft="without it decoding is plain")
@@ -59,16 +67,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     text.add_argument("--system", metavar="TEXT", help="a system message before the prompt")
     text.add_argument("--raw", action="store_true", help="no chat template: continue the text as it is")
     add_template_vars(text)
-    text.add_argument(
-        "--max-new-tokens",
-        type=whole_number(1),
-        default=256,
-        metavar="N",
-        help="budget; --max-seq-len ends a text, too (256)",
-    )
-    text.add_argument(
-        "--stop-ids", type=id_list, metavar="ID,ID,...", help="token ids that end an output (those of the model)"
-    )
+    add_ends(text)
     text.add_argument(
         "--stream",
         action=argparse.BooleanOptionalAction,
@@ -80,6 +79,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         action="store_true",
         help="then decode the prompt again, plainly and speculatively, and show both speeds",
     )
+    add_sampling(parser.add_argument_group("choice of tokens"))
     sizes = parser.add_argument_group("sizes")
     sizes.add_argument(
         "--batch-size", type=whole_number(1), default=1, metavar="B", help="prompts that decode together (1)"
@@ -97,10 +97,11 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 def run(args: argparse.Namespace) -> int:
     """Generate and print; returns the exit status. Raises `DSparkError` for wrong input."""
     prompts = list(_read_prompts(args))
-    stream = _checked_stream(args, len(prompts))
+    stream = _checked_stream(args, len(prompts) * args.n)
     # Imported here because jax takes a second to import: wrong arguments are refused before that.
     from dspark_jax.pipelines.api import prepare
     from dspark_jax.pipelines.bench.comparison import compare, comparison_lines
+    from dspark_jax.pipelines.checkpoints.generation_config import stated_generation
     from dspark_jax.pipelines.checkpoints.load_choices import choice_lines
     from dspark_jax.pipelines.commands import generate_output as output
     from dspark_jax.pipelines.compilation import CompileClock, use_compilation_cache
@@ -119,10 +120,14 @@ def run(args: argparse.Namespace) -> int:
             num_speculative_tokens=args.num_speculative_tokens,
             max_seq_len=args.max_seq_len,
             batch_size=args.batch_size,
+            proposal=args.proposal,
             **dataclasses.asdict(draft_overrides(args)),
         )
-        requests = _requests(prepared, args, prompts)
-        pipeline = prepared.load(announce=lambda choices: output.say(*choice_lines((*choices, cache))))
+        stated = stated_generation(prepared.target.checkpoint) if args.generation_config else None
+        generation = generation_of(args, stated)
+        requests = _requests(prepared, args, prompts, generation)
+        decoding = [*stated_choices(stated), *decoding_choices(generation, requests, args)]
+        pipeline = prepared.load(announce=lambda choices: output.say(*choice_lines((*choices, cache, *decoding))))
     writer = output.Writer(pipeline, as_json=args.json)
     with CompileClock().watching() as clock:
         results = writer.stream(requests) if stream else writer.collect(requests, hold=args.compare and args.json)
@@ -180,7 +185,7 @@ def _stdin_text() -> str:
         ) from error
 
 
-def _checked_stream(args: argparse.Namespace, num_prompts: int) -> bool:
+def _checked_stream(args: argparse.Namespace, num_outputs: int) -> bool:
     """Whether text is shown as rounds complete. Raises `RequestError` for flags that exclude each other."""
     pairs = [
         (args.system is not None and args.raw, "--system", "--raw"),
@@ -188,33 +193,34 @@ def _checked_stream(args: argparse.Namespace, num_prompts: int) -> bool:
         (args.stream and args.json, "--stream", "--json"),
         (args.stream and args.batch_size > 1, "--stream", "--batch-size above 1"),
         (args.compare and args.batch_size > 1, "--compare", "--batch-size above 1"),
-        (args.compare and num_prompts > 1, "--compare", "a file of several prompts"),
+        (args.compare and args.n > 1, "--compare", "--n above 1"),
+        (args.compare and num_outputs > 1, "--compare", "a file of several prompts"),
     ]
     for is_fault, one, other in pairs:
         if is_fault:
             raise RequestError(f"found beside {other}, allowed one of the two", field=one, allowed=f"without {other}")
+    if args.logprobs is not None and not args.json:
+        raise RequestError("found without --json, allowed with it", field="--logprobs", allowed="with --json")
     if args.compare and not args.draft:
         raise RequestError("found without --draft, allowed with one", field="--compare", allowed="with --draft")
     if args.stream is not None:
         return bool(args.stream)
-    return not args.json and args.batch_size == 1 and (num_prompts == 1 or sys.stdout.isatty())
+    return not args.json and args.batch_size == 1 and (num_outputs == 1 or sys.stdout.isatty())
 
 
-def _requests(prepared: PreparedPipeline, args: argparse.Namespace, prompts: Sequence[_Prompt]) -> list[Request]:
+def _requests(
+    prepared: PreparedPipeline, args: argparse.Namespace, prompts: Sequence[_Prompt], generation: Generation
+) -> list[Request]:
     tokenizer = prepared.target.tokenizer
     if tokenizer is not None and tokenizer.chat_template is None and args.prompt_ids is None and not args.raw:
         _say(f"{prepared.target.checkpoint.path}: no chat template; the prompt is continued as it is")
     from dspark_jax.pipelines.requests import PromptFormat
-    from dspark_jax.pipelines.sampling.generation import Generation
 
     requests = prepared.requests(
         [prompt.content for prompt in prompts],
-        Generation(
-            max_new_tokens=args.max_new_tokens,
-            stop_ids=args.stop_ids,
-            confidence_threshold=args.confidence_threshold,
-        ),
+        generation,
         PromptFormat(raw=args.raw, system=args.system, template_vars=template_vars(args)),
+        n=args.n,
         names=[prompt.name for prompt in prompts] if prompts[0].name else None,
     )
     _say_cut_budgets(prepared, requests)

@@ -14,13 +14,24 @@ import tqdm
 from dspark_jax.pipelines.api import GenerationResult, Pipeline, StreamPiece
 from dspark_jax.pipelines.bench.comparison import Comparison
 from dspark_jax.pipelines.compilation import CompileClock
-from dspark_jax.pipelines.speculative.engine import Request
+from dspark_jax.pipelines.sampling.generation import Request
+from dspark_jax.pipelines.speculative.completion import TokenLogprobs
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig
 from dspark_jax.speculators_common.formats.draft_fields import LAYOUT_FLAG
 
 # In the wrong layout the first draft of a round is accepted only by chance. A poor draft in the right layout has a much
 # higher rate.
 _SUSPICIOUS_ROUNDS, _SUSPICIOUS_RATE = 32, 0.02
+
+
+_USAGE = (
+    "prompt_tokens",
+    "completion_tokens",
+    "drafted",
+    "accepted",
+    "drafted_per_position",
+    "accepted_per_position",
+)
 
 
 class Writer:
@@ -34,15 +45,16 @@ class Writer:
         """Run the requests one after the other and write text as rounds complete."""
         started = time.perf_counter()
         results: list[GenerationResult] = []
-        for number, request in enumerate(requests, start=1):
+        continuations = 1 + max(request.sample for request in requests)
+        for number, request in enumerate(requests):
             if len(requests) > 1:
-                say(f"prompt {number} of {len(requests)}")
-            results += [
-                result
-                for _, result in self._pipeline.run(
-                    [request], stream=_Printer(self._pipeline.target.tokenizer is not None)
-                )
-            ]
+                prompt = f"prompt {number // continuations + 1} of {len(requests) // continuations}"
+                of = f", continuation {request.sample + 1} of {continuations}" if continuations > 1 else ""
+                say(prompt + of)
+            printer = _Printer(self._pipeline.target.tokenizer is not None)
+            for piece in self._pipeline.run([request], stream=True):
+                printer(piece)
+                results += [] if piece.result is None else [piece.result]
             print(flush=True)
         self.seconds = time.perf_counter() - started
         return results
@@ -52,9 +64,11 @@ class Writer:
         started = time.perf_counter()
         done: dict[int, GenerationResult] = {}
         results: list[GenerationResult] = []
-        with tqdm.tqdm(total=len(requests), unit="prompt", disable=True if len(requests) == 1 else None) as bar:
-            for index, result in self._pipeline.run(requests):
-                done[index] = result
+        with tqdm.tqdm(total=len(requests), unit="text", disable=True if len(requests) == 1 else None) as bar:
+            for piece in self._pipeline.run(requests):
+                if piece.result is None:
+                    continue
+                done[piece.index] = piece.result
                 bar.update()
                 while len(results) in done:
                     results.append(done.pop(len(results)))
@@ -78,8 +92,11 @@ class _Printer:
         self._has_text, self._separator = has_text, ""
 
     def __call__(self, piece: StreamPiece) -> None:
-        print(piece.text if self._has_text else self._separator + _ids(piece.ids), end="", flush=True)
-        self._separator = ","
+        if self._has_text:
+            print(piece.text, end="", flush=True)
+        elif piece.ids:
+            print(self._separator + _ids(piece.ids), end="", flush=True)
+            self._separator = ","
 
 
 def say(*lines: str) -> None:
@@ -94,10 +111,14 @@ def result_json(result: GenerationResult, comparison: Comparison | None = None) 
         "prompt_ids": result.prompt_ids,
         "output_ids": result.output_ids,
         "text": result.text,
+        "sample": result.sample,
+        "seed": result.seed,
+        "logprobs": None if result.logprobs is None else _logprobs(result.output_ids, result.logprobs),
         "finish_reason": result.finish_reason,
         "allowed_new_tokens": result.allowed_new_tokens,
         "tau": result.tau,
         "rounds": [one_round._asdict() for one_round in result.rounds],
+        "usage": {name: getattr(result, name) for name in _USAGE},
         "non_finite_rounds": result.non_finite_rounds,
         "seconds": result.seconds,
         "first_token_seconds": result.first_token_seconds,
@@ -114,13 +135,16 @@ def figure_lines(
     tokens = sum(len(result.output_ids) for result in results)
     rounds = sum(len(result.rounds) for result in results)
     compile_seconds = clock.seconds()
+    prompts = sum(result.sample == 0 for result in results)
     if len(results) == 1:
         what = f"{tokens} token{'s' if tokens > 1 else ''} ({results[0].finish_reason})"
         speed = results[0].tokens_per_second
         what += "" if speed is None else f", {speed:.1f} tokens per second after the first"
     else:
         per_second = tokens / max(seconds - compile_seconds, 1e-9)
-        what = f"{len(results)} prompts, {tokens} tokens, {per_second:.1f} tokens per second with prompts"
+        what = f"{prompts} prompt{'s' if prompts > 1 else ''}, "
+        what += f"{len(results)} continuations, " if len(results) > prompts else ""
+        what += f"{tokens} tokens, {per_second:.1f} tokens per second with prompts"
     if rounds:
         tau = sum((result.tau or 0.0) * len(result.rounds) for result in results) / rounds
         what += f", tau {tau:.2f} over {rounds} rounds"
@@ -150,6 +174,13 @@ def warning_lines(results: Sequence[GenerationResult], draft: DraftConfig | None
             f"for this target, in the {layout} layout ({LAYOUT_FLAG})?"
         )
     return lines
+
+
+def _logprobs(ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> list[dict[str, Any]]:
+    return [
+        {"id": token, "logprob": one.chosen, "top": [{"id": other, "logprob": value} for other, value in one.top]}
+        for token, one in zip(ids, logprobs, strict=True)
+    ]
 
 
 def _ids(ids: Sequence[int]) -> str:

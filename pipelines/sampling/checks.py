@@ -57,10 +57,9 @@ def check_generation(generation: Generation, *, vocab_size: int, most_stop_ids: 
 
     `most_stop_ids` and `most_biased_ids` are the numbers of ids that a row has room for.
     """
-    for field, rule in _RULES.items():
-        value = getattr(generation, field)
-        if not rule.is_right(value):
-            raise RequestError(field=field, found=value, allowed=rule.allowed)
+    for field in _RULES:
+        check_option(field, getattr(generation, field))
+    _check_stop_strings(generation.stop_strings)
     if generation.min_new_tokens > generation.max_new_tokens:
         raise RequestError(
             field="min_new_tokens",
@@ -79,6 +78,12 @@ def check_generation(generation: Generation, *, vocab_size: int, most_stop_ids: 
     _check_some_token_is_left(generation, vocab_size)
 
 
+def check_option(field: str, value: Any) -> None:
+    """Raise `RequestError` for a number that is out of range. Other fields are not checked here."""
+    if (rule := _RULES.get(field)) is not None and not rule.is_right(value):
+        raise RequestError(field=field, found=value, allowed=rule.allowed)
+
+
 def check_ids(field: str, ids: Any, *, vocab_size: int, most: int) -> None:
     """Raise `RequestError` for more than `most` ids, and for ids beyond the vocabulary."""
     if len(ids) > most:
@@ -86,6 +91,17 @@ def check_ids(field: str, ids: Any, *, vocab_size: int, most: int) -> None:
         raise RequestError(f"found {len(ids)} ids, allowed {allowed}", field=field, found=ids, allowed=allowed)
     if any(not is_integer(token) or not 0 <= token < vocab_size for token in ids):
         raise RequestError(field=field, found=ids, allowed=f"ids 0..{vocab_size - 1}")
+
+
+def _check_stop_strings(strings: Any) -> None:
+    """A replacement character stands for bytes that are no text yet, so nobody can tell at once whether it is there."""
+    is_list = isinstance(strings, tuple | list)
+    if not is_list or not all(isinstance(string, str) and string and _is_text(string) for string in strings):
+        raise RequestError(field="stop_strings", found=strings, allowed="texts of a character or more, without U+FFFD")
+
+
+def _is_text(string: str) -> bool:
+    return "\N{REPLACEMENT CHARACTER}" not in string and not any("\ud800" <= letter <= "\udfff" for letter in string)
 
 
 def _pairs(biases: Any) -> list[tuple[Any, Any]]:

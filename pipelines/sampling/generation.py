@@ -8,11 +8,17 @@ from typing import Any, TypedDict
 
 import numpy as np
 
+from dspark_jax.pipelines.sampling.text_watch import NewWatch
 from dspark_jax.speculators_common.errors import RequestError
 
 DEFAULT_MAX_NEW_TOKENS = 256
 MOST_LOGPROBS = 20  # of one token
-_LISTS = {"stop_ids": "token ids", "banned_ids": "token ids", "logit_bias": "pairs of a token id and a number"}
+_LISTS = {
+    "stop_ids": "token ids",
+    "stop_strings": "texts",
+    "banned_ids": "token ids",
+    "logit_bias": "pairs of a token id and a number",
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -23,8 +29,9 @@ class Generation:
     """
 
     max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS
-    min_new_tokens: int = 0  # no stop token is chosen before this many tokens
+    min_new_tokens: int = 0  # no stop token is chosen, and no stop string counts, before this many tokens
     stop_ids: tuple[int, ...] | None = None  # tokens that end the text; None = those of the model
+    stop_strings: tuple[str, ...] = ()  # texts that end the text, and are no part of it
     confidence_threshold: float = 0.0  # a proposal ends before the first draft below it; 0 = the draft decides
     temperature: float = 0.0  # 0 = greedy: the most probable token
     top_k: int = 0  # choose among the k most probable tokens; 0 = all
@@ -35,8 +42,13 @@ class Generation:
     frequency_penalty: float = 0.0  # subtracted for each time that the output has the token
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, number to add to its logit)
     banned_ids: tuple[int, ...] = ()  # tokens that are never chosen
-    seed: int | None = None  # of the random numbers; None = another one for every request
+    seed: int | None = None  # of the random numbers; None = one is drawn for every request
     num_logprobs: int | None = None  # log-probabilities of each output token and of this many most probable ones
+
+    @property
+    def samples(self) -> bool:
+        """Whether tokens are drawn at random."""
+        return self.temperature > 0
 
     @property
     def edits_logits(self) -> bool:
@@ -51,6 +63,7 @@ class GenerationFields(TypedDict, total=False):
     max_new_tokens: int
     min_new_tokens: int
     stop_ids: Sequence[int] | None
+    stop_strings: Sequence[str]
     confidence_threshold: float
     temperature: float
     top_k: int
@@ -87,6 +100,7 @@ class Request:
     prompt_ids: tuple[int, ...]
     generation: Generation = Generation()
     sample: int = 0  # number of this continuation among several of one prompt: each has random numbers of its own
+    new_watch: NewWatch | None = None  # makes the watch that ends the text at a stop string
 
     @property
     def stop_ids(self) -> tuple[int, ...]:

@@ -24,7 +24,7 @@ class Policy:
     def of(cls, generation: Generation) -> Policy:
         """What one request needs."""
         return cls(
-            samples=generation.temperature > 0,
+            samples=generation.samples,
             edits=generation.edits_logits,
             logprobs=generation.num_logprobs is not None,
         )
@@ -33,6 +33,14 @@ class Policy:
     def joint(cls, generations: Iterable[Generation]) -> Policy:
         """What several requests need that run together."""
         return functools.reduce(cls.__or__, map(cls.of, generations), cls())
+
+    @classmethod
+    def mixtures(cls, generations: Iterable[Generation]) -> tuple[Policy, ...]:
+        """What each choice of these requests needs that can run together."""
+        found = {cls.of(generation): None for generation in generations}
+        for policy in tuple(found):
+            found |= {policy | other: None for other in found}
+        return tuple(found)
 
     def __or__(self, other: Policy) -> Policy:
         return Policy(

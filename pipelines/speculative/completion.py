@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from dspark_jax.pipelines.sampling.generation import Request
@@ -15,6 +16,11 @@ class TokenLogprobs(NamedTuple):
 
     chosen: float  # of the output token
     top: tuple[tuple[int, float], ...]  # (token id, log-probability) of the most probable tokens, in falling order
+
+
+def reaching(counts: Sequence[int], width: int) -> tuple[int, ...]:
+    """For each position below `width`, how many of `counts`, drafts of one round each, go beyond it."""
+    return tuple(sum(count > position for count in counts) for position in range(width))
 
 
 @dataclasses.dataclass(kw_only=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 
 from dspark_jax.architectures.protocols import Draft, Target
 from dspark_jax.pipelines.sampling.generation import Generation, Request
@@ -23,9 +23,7 @@ from dspark_jax.pipelines.speculative.sizes import EngineOptions, EnginePlan, pl
 from dspark_jax.pipelines.speculative.state import RoundOutput
 from dspark_jax.speculators_common.errors import RequestError
 
-__all__ = ["Completion", "Engine", "EngineOptions", "Event", "OnTokens", "Request"]
-
-OnTokens = Callable[[int, Sequence[int]], None]
+__all__ = ["Completion", "Engine", "EngineOptions", "Event", "Request"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -93,7 +91,8 @@ class Engine:
         self.plan.check(request)
         identifier, self._next_id = self._next_id, self._next_id + 1
         completion = Completion(request=request, allowed_new_tokens=self.plan.allowed_new_tokens(request))
-        self._scheduler.submit(Job(id=identifier, completion=completion, seed_words=request.seed_words()))
+        watch = None if request.new_watch is None else request.new_watch()
+        self._scheduler.submit(Job(id=identifier, completion=completion, seed_words=request.seed_words(), watch=watch))
         return identifier
 
     def cancel(self, identifier: RequestId) -> bool:
@@ -113,8 +112,9 @@ class Engine:
         """Start programs or read the results of one; returns the events. With `stream` a program decodes one round,
         otherwise many.
 
-        Programs are started only after the results of all earlier ones were read: the scheduler must not decide on an
-        outdated state.
+        While a row has a text watch, every program decodes one round: the device does not know where a watch ends a
+        text, so further rounds could be for nothing. Programs are started only after the results of all earlier ones
+        were read: the scheduler must not decide on an outdated state.
         """
         if self._ended:
             events, self._ended = self._ended, []
@@ -123,15 +123,13 @@ class Engine:
             self._start(stream)
         return self._read_results(self._pending.popleft()) if self._pending else []
 
-    def run(
-        self, requests: Sequence[Request], *, stream: bool = False, on_tokens: OnTokens | None = None
-    ) -> Iterator[tuple[int, Completion]]:
-        """Yield `(request index, completion)` as requests finish. With `stream` the host reads the tokens after every
-        round, otherwise after every device loop.
+    def run(self, requests: Sequence[Request], *, stream: bool = False) -> Generator[tuple[int, Event], None, None]:
+        """Yield `(request index, event)` as tokens reach the host: with `stream` after every round, otherwise after
+        every device loop.
 
-        `on_tokens(index, ids)` gets the tokens of a request as they reach the host. A request that would exceed
-        `max_seq_len` ends there with reason `length`. Raises `RequestError` for a request that cannot be served, and
-        if another run is in progress.
+        Closing the generator cancels the requests that have not ended, and frees their rows. A request that would
+        exceed `max_seq_len` ends there with reason `length`. Raises `RequestError` for a request that cannot be served,
+        and if another run is in progress.
         """
         if self.has_work:
             raise RequestError(
@@ -143,18 +141,13 @@ class Engine:
         try:
             while self.has_work:
                 for event in self.step(stream=stream):
-                    if on_tokens is not None:
-                        on_tokens(index_of[event.id], event.tokens)
-                    if event.is_end:
-                        yield index_of[event.id], event.completion
+                    yield index_of[event.id], event
         finally:
             self._abandon()
 
-    def generate(
-        self, requests: Sequence[Request], *, stream: bool = False, on_tokens: OnTokens | None = None
-    ) -> list[Completion]:
+    def generate(self, requests: Sequence[Request], *, stream: bool = False) -> list[Completion]:
         """Run all requests; returns their completions in the order of the requests. Arguments as in `run`."""
-        done: dict[int, Completion] = dict(self.run(requests, stream=stream, on_tokens=on_tokens))
+        done = {index: event.completion for index, event in self.run(requests, stream=stream) if event.is_end}
         return [done[index] for index in range(len(requests))]
 
     def warmup(self, *, stream: bool | None = None, policies: Sequence[Policy] = (GREEDY,)) -> int:
@@ -277,7 +270,9 @@ class Engine:
             self._pending.append(PendingProgram(output=output, jobs=running))
 
     def _start_rounds(self, stream: bool) -> None:
-        scheduler, rounds = self._scheduler, 1 if stream else self.options.rounds_per_call
+        scheduler = self._scheduler
+        stream = stream or any(job.watch is not None for _, job in scheduler.live())
+        rounds = 1 if stream else self.options.rounds_per_call
         running = self._reserve({row: self._round_end(job) for row, job in scheduler.live() if not job.is_prefilling})
         for row, job in running.items():
             wanted = self._round_end(job) + (rounds - 1) * self.plan.tokens_per_round
@@ -331,14 +326,16 @@ class Engine:
     def _read_results(self, pending: PendingProgram) -> list[Event]:
         """Wait for the results of a program, record them, and free the rows of requests that ended."""
         events = []
-        for results in read_results(pending):
-            record(results)
+        for found in read_results(pending):
+            results = record(found)
             event = Event(id=results.job.id, tokens=tuple(results.tokens), completion=results.job.completion)
             if event.tokens or event.is_end:
                 events.append(event)
-        for row, job in list(self._scheduler.live()):
-            if job.completion.finish_reason is not None:
-                self._scheduler.release(row)
+        ended = [(row, job) for row, job in self._scheduler.live() if job.completion.finish_reason is not None]
+        for row, _ in ended:
+            self._scheduler.release(row)
+        if watched := [row for row, job in ended if job.watch is not None]:
+            self.runner.retire(watched)  # the device may take these rows for live
         return events
 
     def _end(self, job: Job) -> bool:

@@ -62,9 +62,15 @@ def read_results(pending: PendingProgram) -> list[RowResults]:
     return results
 
 
-def record(results: RowResults) -> None:
-    """Add the results to the job and its completion, and set the finish reason if the request has ended."""
+def record(results: RowResults) -> RowResults:
+    """Add the results to the job and its completion, and set the finish reason if the request has ended.
+
+    Returns the results, cut where the request's watch ends the text.
+    """
     job, now = results.job, time.perf_counter()
+    end = job.watch.push(results.tokens) if job.watch is not None and results.tokens else None
+    if end is not None:
+        results = _cut(results, end)
     completion = job.completion
     if results.tokens and not job.first_token_at:
         job.first_token_at = now
@@ -76,10 +82,27 @@ def record(results: RowResults) -> None:
     completion.rounds += results.rounds
     completion.non_finite_rounds += results.non_finite
     completion.decode_seconds = now - job.first_token_at if job.first_token_at else 0.0
-    if completion.output_ids and completion.output_ids[-1] in completion.request.stop_ids:
+    if end is not None or (completion.output_ids and completion.output_ids[-1] in completion.request.stop_ids):
         completion.finish_reason = "stop"
     elif job.remaining <= 0:
         completion.finish_reason = "length"
+    return results
+
+
+def _cut(results: RowResults, length: int) -> RowResults:
+    """The results as if the last of the first `length` tokens had been a stop token.
+
+    Later rounds did not happen. In the round of the last token the figures are those of a stop token: among accepted
+    drafts it cuts both, as the next token it cuts nothing. Tokens without a round are the first of a prompt.
+    """
+    rounds, left = [], length
+    for proposed, accepted in results.rounds:
+        if left > 0:
+            rounds.append((left, left) if left <= accepted else (proposed, accepted))
+        left -= accepted + 1
+    return dataclasses.replace(
+        results, tokens=results.tokens[:length], logprobs=results.logprobs[:length], rounds=rounds
+    )
 
 
 def _logprobs(found: Logprobs | None, row: int, is_token: np.ndarray, wanted: int | None) -> list[TokenLogprobs]:

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from dspark_jax.pipelines.sampling.generation import Request
+from dspark_jax.pipelines.sampling.text_watch import TextWatch
 from dspark_jax.pipelines.speculative.completion import Completion
 from dspark_jax.pipelines.speculative.page_pool import PagePool
 from dspark_jax.pipelines.speculative.sizes import EnginePlan
@@ -30,6 +31,7 @@ class Job:
     id: RequestId
     completion: Completion
     seed_words: np.ndarray  # of the request's random numbers, the same after a preemption
+    watch: TextWatch | None = None  # has read all tokens of the output
     prefill_ids: tuple[int, ...] = ()
     num_prefilled: int = 0
     num_emitted: int = 0  # tokens emitted since the last admission

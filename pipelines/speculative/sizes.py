@@ -213,6 +213,15 @@ class EnginePlan:
         for is_fault, found, allowed in faults:
             if is_fault:
                 raise RequestError(f"found {found}, allowed {allowed}", field="prompt", found=found, allowed=allowed)
+        if request.generation.stop_strings and request.new_watch is None:
+            raise RequestError(
+                field="stop_strings",
+                found=request.generation.stop_strings,
+                allowed="only with `Request.new_watch`, which finds them",
+            )
+        least, most = request.generation.min_new_tokens, self.allowed_new_tokens(request)
+        if least > most:
+            raise RequestError(field="min_new_tokens", found=least, allowed=f"at most {most} after this prompt")
 
 
 def plan_of(target: Target, draft: Draft | None, options: EngineOptions) -> EnginePlan:

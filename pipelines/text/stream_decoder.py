@@ -25,6 +25,11 @@ class StreamDecoder:
         """The text that `ids` complete; empty while a character is incomplete."""
         return "".join(self._push_one(token) for token in ids)
 
+    def certain_text(self) -> str:
+        """The text before an incomplete character, of tokens that are held back."""
+        text = self._decode(self._before + self._pending) if self._pending else self._before_text
+        return text[len(self._before_text) :].rstrip(_REPLACEMENT)
+
     def finish(self) -> str:
         """The rest of the text. An incomplete character becomes replacement characters, as in `decode`."""
         text = self._decode(self._before + self._pending)[len(self._before_text) :] if self._pending else ""

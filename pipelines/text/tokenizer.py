@@ -115,7 +115,7 @@ class Tokenizer:
             found = [self.backend.id_to_token(token) for token in ids]
         except (OverflowError, TypeError) as error:
             raise RequestError(f"cannot be decoded: {error}", field="ids") from error
-        skipped = self._special_tokens if skip_special else frozenset()
+        skipped = self.special_tokens if skip_special else frozenset()
         tokens = [token for token in found if token is not None and token not in skipped]
         return str(self.backend.decoder.decode(without_cut_characters(tokens)))
 
@@ -159,7 +159,8 @@ class Tokenizer:
         return has_byte_fallback(self.backend)
 
     @functools.cached_property
-    def _special_tokens(self) -> frozenset[str]:
+    def special_tokens(self) -> frozenset[str]:
+        """The tokens that `decode` leaves out, such as the end of a turn."""
         return frozenset(token.content for token in self.backend.get_added_tokens_decoder().values() if token.special)
 
 

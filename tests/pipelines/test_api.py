@@ -109,12 +109,20 @@ def test_several_prompts_of_any_kind_keep_their_order(pipeline: Pipeline, pair: 
 
 
 def test_streamed_pieces_together_are_the_result(pipeline: Pipeline, pair: RecordedPair) -> None:
-    pieces: list[StreamPiece] = []
     prompts: list[Any] = [pair.prompt(3), "abc"]
-    results = pipeline.generate(prompts, max_new_tokens=NEW_TOKENS, stop_ids=(), stream=pieces.append)
+    results = pipeline.generate(prompts, max_new_tokens=NEW_TOKENS, stop_ids=())
+    pieces: list[StreamPiece] = list(pipeline.stream(prompts, max_new_tokens=NEW_TOKENS, stop_ids=()))
     assert list(results[0].output_ids) == pair.greedy(3, NEW_TOKENS)
-    for index, result in enumerate(results):
+    for index, collected in enumerate(results):
         own = [piece for piece in pieces if piece.index == index]
+        result = own[-1].result
+        assert result is not None
+        assert (result.text, result.output_ids, result.rounds) == (
+            collected.text,
+            collected.output_ids,
+            collected.rounds,
+        )
+        assert [piece.finish_reason for piece in own] == [*[None] * (len(own) - 1), "length"]
         assert len([piece for piece in own if piece.ids]) == len(result.rounds) + 1
         assert tuple(token for piece in own for token in piece.ids) == result.output_ids
         assert "".join(piece.text for piece in own) == result.text

@@ -84,6 +84,7 @@ def test_a_name_of_a_checkpoint(found: Any, tmp_path: Path) -> None:
         ({"sample_from_anchor": "no"}, "sample_from_anchor: found 'no', allowed true or false"),
         ({"partial_rotary_factor": "x"}, "partial_rotary_factor: found 'x', allowed a number"),
         ({"partial_rotary_factor": True}, "partial_rotary_factor: found True"),
+        ({"proposal": "most"}, "proposal: found 'most', allowed argmax or sampled"),
     ],
 )
 def test_an_argument_of_load(pair: RecordedPair, options: dict[str, Any], message: str) -> None:

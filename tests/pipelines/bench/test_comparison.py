@@ -28,6 +28,8 @@ def _comparison(parts_at: int | None) -> Comparison:
         speculative_speeds=(18.0, 20.0, 22.0),
         num_tokens=9,
         repeats=3,
+        decoding="greedy",
+        compares_texts=True,
         parts_at=parts_at,
     )
 
@@ -44,6 +46,13 @@ def test_both_ways_stand_side_by_side() -> None:
     assert cells["accepted"] == ["3", "2"]
     assert cells["accepted of offered"] == ["100%", "67%"]
     assert lines[-1] == "outputs are equal, token for token"
+
+
+def test_texts_of_sampled_drafts_are_not_compared() -> None:
+    compared = dataclasses.replace(_comparison(None), decoding="temperature 0.7, seed 5", compares_texts=False)
+    lines = comparison_lines(compared, "float32")
+    assert lines[0].endswith("9 tokens, temperature 0.7, seed 5, float32, 2 drafts per round")
+    assert lines[-1].startswith("outputs are not compared: ")
 
 
 def test_columns_are_aligned() -> None:

@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
+from dspark_jax.pipelines.sampling.generation import Generation
 from dspark_jax.pipelines.speculative.engine import Completion, Engine, EngineOptions, Request
 from dspark_jax.speculators_common.errors import RequestError
 from tests.support.planted import BLOCK, CYCLE, VOCAB, DraftPlant, cycle_from, planted_pair, scripted_rounds, spoiled
 from tests.support.random_pairs import plain_greedy, random_draft, random_prompts, random_target
 from tests.support.requests import request_for
+from tests.support.sequence_watch import watched
 from tests.support.tiny_checkpoints import load_pair
 
 DRIVERS = pytest.mark.parametrize("stream", [False, True], ids=["device loop", "round by round"])
@@ -83,15 +85,100 @@ def test_the_first_of_several_stop_tokens_counts(engine: Engine, stream: bool) -
     assert [completion.finish_reason for completion in completions] == ["stop", "stop", "length"]
 
 
+@pytest.fixture(scope="module")
+def plain_engine() -> Engine:
+    return Engine(_planted_pair()[0], None, OPTIONS)
+
+
+def _observable(completion: Completion) -> tuple[Any, ...]:
+    return completion.output_ids, completion.finish_reason
+
+
+@DRIVERS
+def test_a_watch_ends_a_text_where_a_stop_token_would(engine: Engine, plain_engine: Engine, stream: bool) -> None:
+    """Two tokens that follow one another end the text: they are in one block, in two rounds, or the first of all."""
+    lengths = range(2, 15)
+    watches = [watched(_request(), CYCLE[length - 2 : length]) for length in lengths]
+    stops = [_request(stop_ids=(CYCLE[length - 1],)) for length in lengths]
+    found = engine.generate([watched(_request(), CYCLE[:1]), *watches], stream=stream)
+    expected = engine.generate([_request(stop_ids=(CYCLE[0],)), *stops], stream=stream)
+    for one, other in zip(found, expected, strict=True):
+        assert (*_observable(one), one.rounds, one.tau) == (*_observable(other), other.rounds, other.tau)
+        assert one.finish_reason == "stop"
+    plain = plain_engine.generate([watched(_request(), CYCLE[:1]), *watches], stream=stream)
+    assert list(map(_observable, plain)) == list(map(_observable, found))
+    assert all(one.tau in (None, 1) for one in plain)
+
+
+@DRIVERS
+@pytest.mark.parametrize("budget", [1, BLOCK, BLOCK + 1])
+def test_a_watch_and_a_budget_end_a_text_together(
+    engine: Engine, plain_engine: Engine, stream: bool, budget: int
+) -> None:
+    """The text ends at the budget, one token before it, or one token later than it, which is never seen."""
+    requests = [
+        watched(_request(max_new_tokens=budget), CYCLE[end - 1 : end])
+        for end in (budget, budget + 1, max(budget - 1, 1))
+    ]
+    found = engine.generate(requests, stream=stream)
+    assert [_observable(one) for one in found] == [
+        (list(cycle_from(0, budget)), "stop"),
+        (list(cycle_from(0, budget)), "length"),
+        (list(cycle_from(0, max(budget - 1, 1))), "stop"),
+    ]
+    assert list(map(_observable, plain_engine.generate(requests, stream=stream))) == list(map(_observable, found))
+
+
+def test_a_stop_token_before_the_end_of_a_watch_counts_first(engine: Engine) -> None:
+    requests = [watched(_request(stop_ids=(CYCLE[stop],)), CYCLE[4:6]) for stop in (4, 5, 6)]
+    assert [one.output_ids for one in engine.generate(requests)] == [list(cycle_from(0, end)) for end in (5, 6, 6)]
+
+
+def test_a_row_whose_watch_ended_the_text_is_free_and_its_log_probabilities_are_cut(engine: Engine) -> None:
+    request = watched(_request(num_logprobs=2), CYCLE[3:5])
+    together = engine.generate([request, *[_request(num_logprobs=0)] * 2, request, request])
+    assert [len(one.logprobs) for one in together] == [5, 20, 20, 5, 5]
+    assert [one.finish_reason for one in together] == ["stop", "length", "length", "stop", "stop"]
+    assert (engine.num_running, engine.num_free_pages) == (0, OPTIONS.num_pages)
+
+
+def test_rows_decode_many_rounds_per_call_when_no_watch_runs_any_more(engine: Engine) -> None:
+    """The row of the watch is inert on the device: a live row without pages would end every device loop at once."""
+    engine.submit(watched(_request(), CYCLE[1:3]))
+    engine.submit(_request())
+    before, texts = engine.counters.round_calls, []
+    for _ in range(20):
+        texts += [event.completion.output_ids for event in engine.step(stream=False) if event.is_end]
+    assert texts == [list(cycle_from(0, 3)), list(cycle_from(0, 20))]
+    assert not engine.has_work
+    assert engine.counters.round_calls - before <= 3
+
+
+def test_a_watch_goes_on_after_a_preemption(engine: Engine) -> None:
+    """The watch has read the tokens before; it does not read them again."""
+    requests = [watched(_request(), CYCLE[16:18])] * 5
+    completions = engine.generate(requests, stream=True)
+    assert [_observable(one) for one in completions] == [(list(cycle_from(0, 18)), "stop")] * 5
+    assert sum(one.num_resumes for one in completions) > 0
+
+
+def test_stop_strings_need_a_watch(engine: Engine) -> None:
+    request = Request(prompt_ids=PROMPT, generation=Generation(stop_strings=("a",)))
+    with pytest.raises(RequestError, match=r"stop_strings: found \('a',\), allowed only with `Request.new_watch`"):
+        engine.submit(request)
+
+
 @DRIVERS
 def test_a_budget_cuts_at_every_place_of_a_block(engine: Engine, stream: bool) -> None:
     budgets = range(1, 15)
     told: dict[int, list[int]] = {}
     requests = [_request(max_new_tokens=budget) for budget in budgets]
-    completions = engine.generate(
-        requests, stream=stream, on_tokens=lambda index, ids: told.setdefault(index, []).extend(ids)
-    )
-    for index, (budget, completion) in enumerate(zip(budgets, completions, strict=True)):
+    ended: dict[int, Completion] = {}
+    for index, event in engine.run(requests, stream=stream):
+        told.setdefault(index, []).extend(event.tokens)
+        ended |= {index: event.completion} if event.is_end else {}
+    for index, budget in enumerate(budgets):
+        completion = ended[index]
         assert completion.output_ids == told[index] == list(cycle_from(0, budget))
         assert completion.finish_reason == "length"
         assert completion.rounds == _scripted(budget, stopped=False)
@@ -111,17 +198,14 @@ def test_requests_wait_for_pages_and_all_complete(engine: Engine, stream: bool) 
     requests = [
         _request(prompt_ids=cycle_from(start, 2), max_new_tokens=budget) for start, budget in enumerate(budgets)
     ]
-    together = 0
-
-    def count(index: int, ids: object) -> None:
-        nonlocal together
+    together, ended = 0, dict[int, Completion]()
+    for index, event in engine.run(requests, stream=stream):
         together = max(together, engine.num_running)
-
-    completions = engine.generate(requests, stream=stream, on_tokens=count)
-    for start, (budget, completion) in enumerate(zip(budgets, completions, strict=True)):
-        assert completion.output_ids == list(cycle_from(start + 2, budget))
+        ended |= {index: event.completion} if event.is_end else {}
+    for start, budget in enumerate(budgets):
+        assert ended[start].output_ids == list(cycle_from(start + 2, budget))
     assert together == 3
-    assert stream or sum(completion.num_resumes for completion in completions) > 0
+    assert stream or sum(completion.num_resumes for completion in ended.values()) > 0
 
 
 def test_an_abandoned_run_gives_its_rows_and_pages_back(engine: Engine) -> None:
@@ -142,6 +226,10 @@ def test_an_abandoned_run_gives_its_rows_and_pages_back(engine: Engine) -> None:
         ({"max_new_tokens": 0}, "max_new_tokens: found 0, allowed 1 or more"),
         ({"stop_ids": (1, 2, 3, 4)}, "stop_ids: found 4 ids, allowed at most 3"),
         ({"stop_ids": (VOCAB,)}, "stop_ids"),
+        (
+            {"min_new_tokens": 39, "max_new_tokens": 40},
+            "min_new_tokens: found 39, allowed at most 38 after this prompt",
+        ),
         ({"confidence_threshold": 1.5}, "confidence_threshold: found 1.5, allowed 0..1"),
         ({"confidence_threshold": -0.1}, "confidence_threshold: found -0.1, allowed 0..1"),
     ],
@@ -152,7 +240,7 @@ def test_a_request_that_cannot_be_served_is_refused_before_anything_runs(
 ) -> None:
     seen: list[int] = []
     with pytest.raises(RequestError, match=named):
-        engine.generate([_request(), _request(**changes)], on_tokens=lambda index, ids: seen.append(index))
+        seen += [index for index, _ in engine.run([_request(), _request(**changes)])]
     assert seen == []
     assert engine.generate([_request()])[0].finish_reason == "length"
 

@@ -82,8 +82,12 @@ def test_text_and_every_round_are_the_reference_s(
 ) -> None:
     requests = [_request(expected, run, prompt) for prompt in PROMPTS]
     told: dict[int, list[list[int]]] = {prompt: [] for prompt in PROMPTS}
-    completions = engine.generate(requests, stream=stream, on_tokens=lambda index, ids: told[index].append(list(ids)))
-    for prompt, completion in zip(PROMPTS, completions, strict=True):
+    ended: dict[int, Completion] = {}
+    for index, event in engine.run(requests, stream=stream):
+        told[index].append(list(event.tokens))
+        ended |= {index: event.completion} if event.is_end else {}
+    for prompt in PROMPTS:
+        completion = ended[prompt]
         record = f"p{prompt}.{run}"
         wanted = expected[f"{record}.output_ids"].tolist()[len(completion.request.prompt_ids) :]
         assert completion.output_ids[: RUNS[run][1]] == wanted, record
