@@ -36,6 +36,7 @@ from dspark_jax.pipelines.compilation import CompileClock
 from dspark_jax.pipelines.generation_result import GenerationResult, Output, Round, StreamPiece
 from dspark_jax.pipelines.requests import PromptFormat, RequestMaker
 from dspark_jax.pipelines.sampling.generation import Generation, GenerationFields, Request, changed
+from dspark_jax.pipelines.sampling.grammar import Grammar
 from dspark_jax.pipelines.sampling.policy import Policy
 from dspark_jax.pipelines.speculative.default_drafts import default_drafts
 from dspark_jax.pipelines.speculative.engine import Engine, plan_of
@@ -56,6 +57,7 @@ __all__ = [
     "DSparkError",
     "Generation",
     "GenerationResult",
+    "Grammar",
     "Pipeline",
     "PreparedPipeline",
     "PromptFormat",
