@@ -71,7 +71,8 @@ def _pair() -> tuple[Any, Any]:
 
 @functools.cache
 def _plain() -> list[Completion]:
-    return _plain_engine().generate(_requests())
+    """Of the requests with a grammar."""
+    return _plain_engine().generate([one for one in _requests() if one.generation.grammar])
 
 
 @functools.cache
@@ -85,11 +86,13 @@ def engine() -> Engine:
     return Engine(*_pair(), EngineOptions(batch_size=3, num_pages=7, **SIZES))
 
 
-def _assert_same(found: Sequence[Completion]) -> None:
-    for name, one, plain in zip(GENERATIONS, found, _plain(), strict=True):
-        assert (one.output_ids, one.finish_reason) == (plain.output_ids, plain.finish_reason), name
-        for here, there in zip(one.logprobs, plain.logprobs, strict=True):
-            np.testing.assert_allclose(here.chosen, there.chosen, atol=1e-5)
+def _assert_right(found: Sequence[Completion]) -> None:
+    """Texts and log-probabilities are those of the twin."""
+    texts = {request.prompt_ids: text for request, text in zip(_requests(), _twin(), strict=True)}
+    for one in found:
+        ids, logprobs = texts[one.request.prompt_ids]
+        assert one.output_ids == ids, one.request.generation
+        np.testing.assert_allclose([each.chosen for each in one.logprobs], logprobs, atol=1e-4)
 
 
 def _assert_valid(completion: Completion) -> None:
@@ -103,9 +106,8 @@ def _assert_valid(completion: Completion) -> None:
 
 
 def test_plain_decoding_gives_the_text_of_a_naive_twin() -> None:
-    for name, completion, (ids, logprobs) in zip(GENERATIONS, _plain(), _twin(), strict=True):
-        assert completion.output_ids == ids, name
-        np.testing.assert_allclose([one.chosen for one in completion.logprobs], logprobs, atol=1e-4)
+    _assert_right(_plain())
+    for completion in _plain():
         _assert_valid(completion)
     reasons = [(len(one.output_ids), one.finish_reason) for one in _plain()]
     assert reasons[0] == (LONGEST, "stop")  # nothing may follow, and there is no stop token
@@ -118,8 +120,10 @@ def test_a_text_is_the_same_with_a_draft_in_a_batch_and_after_preemption(engine:
     before = engine.counters.preempted
     found = engine.generate(_requests(), stream=stream)
     assert engine.counters.preempted > before
-    _assert_same(found)
-    rounds = [one for completion in found if completion.request.generation.grammar for one in completion.rounds]
+    _assert_right(found)
+    masked = [one for one in found if one.request.generation.grammar]
+    assert [one.finish_reason for one in masked] == [one.finish_reason for one in _plain()]
+    rounds = [figures for one in masked for figures in one.rounds]
     assert sum(accepted for _, accepted in rounds) > len(rounds) / 2
     assert any(proposed < 4 for proposed, _ in rounds)
 
@@ -135,7 +139,7 @@ def test_masks_that_ignore_the_drafts_are_found(engine: Engine, monkeypatch: pyt
 
     monkeypatch.setattr(Continuations, "masks", wrong)
     with pytest.raises(AssertionError):
-        _assert_same(engine.generate(_requests(), stream=True))
+        _assert_right(engine.generate(_requests(), stream=True))
 
 
 def test_a_proposal_is_cut_at_the_first_draft_that_leaves_the_grammar() -> None:
@@ -199,23 +203,35 @@ def test_a_text_ends_where_the_options_forbid_all_that_the_grammar_allows(engine
 def test_a_watch_and_a_grammar_end_a_text_where_the_first_of_them_does(engine: Engine) -> None:
     request, (text, _) = _requests()[0], _twin()[0]
     for end in (3, LONGEST):
-        watched = dataclasses.replace(request, new_watch=lambda end=end: SequenceWatch(text[:end]))
+        watched = dataclasses.replace(request, new_watch=functools.partial(SequenceWatch, text[:end]))
         [found] = engine.generate([watched])
         assert (found.output_ids, found.finish_reason) == (text[:end], "stop")
 
 
-def test_sampled_drafts_keep_to_the_grammar() -> None:
-    """`test_distribution.py` shows that their distribution is right."""
+def test_the_first_sampled_draft_that_is_refused_is_verified(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`test_distribution.py` shows that the distribution is right only then."""
+    right, lengths = Continuations.masks, []
+
+    def recorded(self: Continuations, drafts: Sequence[int]) -> np.ndarray:
+        masks = right(self, drafts)
+        lengths.append(min(len(masks), len(drafts)))
+        return masks
+
+    monkeypatch.setattr(Continuations, "masks", recorded)
     engine = Engine(*_pair(), EngineOptions(proposal="sampled", **SIZES))
-    found = engine.generate(_requests())
-    for one in found:
-        _assert_valid(one)
-    greedy = [place for place, one in enumerate(found) if not one.request.generation.samples]
-    assert [found[place].output_ids for place in greedy] == [_plain()[place].output_ids for place in greedy]
+    refused = 0
+    for request in _requests():
+        if request.generation.grammar and request.generation.samples:
+            lengths.clear()
+            [found] = engine.generate([request])
+            _assert_valid(found)
+            proposed = [one for one, _ in found.rounds]
+            assert proposed[:-1] == lengths[-len(proposed) : -1]  # a stop token cuts the last one
+            refused += sum(0 < one < 4 for one in proposed[:-1])
+    assert refused > 0
 
 
 def test_a_grammar_needs_a_matcher(engine: Engine) -> None:
     request = dataclasses.replace(_requests()[0], new_matcher=None)
     with pytest.raises(RequestError, match=r"grammar: found 'toy', allowed only with `Request.new_matcher`"):
         engine.submit(request)
-

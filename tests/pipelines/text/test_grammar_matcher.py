@@ -129,5 +129,7 @@ def test_without_the_package_the_error_says_what_to_install(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(RequestError, match=r"grammar: llguidance is not installed: pip install llguidance .*\[grammar\]"):
+    with pytest.raises(
+        RequestError, match=r"grammar: llguidance is not installed: pip install llguidance .*\[grammar\]"
+    ):
         _matcher(Grammar.regex("a"), tokenizer)
