@@ -31,7 +31,8 @@ class GrammarMatcher:
         """As in `TokenMatcher`. Nothing, if the text became too complex for the matcher."""
         if self._matcher.is_error():
             return np.zeros_like(self._ends)
-        return np.frombuffer(self._matcher.compute_bitmask(), "<u4").astype(np.uint32) & ~self._ends
+        mask = np.frombuffer(self._matcher.compute_bitmask(), "<u4")  # may have a word more than the ids need
+        return mask[: len(self._ends)].astype(np.uint32) & ~self._ends
 
     def is_complete(self) -> bool:
         """As in `TokenMatcher`."""

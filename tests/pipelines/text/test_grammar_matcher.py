@@ -79,6 +79,17 @@ def test_special_tokens_and_tokens_beyond_the_vocabulary_match_nothing(tokenizer
     assert not any(matcher.push(token) for token in (BOS, START, END, VOCAB - 1))
 
 
+@pytest.mark.parametrize("vocab_size", [32 * 10, 32 * 10 + 1, len(WORDS), len(WORDS) - 3])
+def test_masks_have_the_length_of_any_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> None:
+    """Also one that fills its last word, and one that is smaller than the tokenizer's."""
+    matcher = grammar_matcher(Grammar.regex("(.|\n)*"), tokenizer, vocab_size=vocab_size, source="the model")()
+    [mask] = Continuations(matcher, Generation(), vocab_size).masks(())
+    allowed = [token for token in range(len(mask) * 32) if has_token(mask, token)]
+    assert len(mask) == -(-vocab_size // 32)
+    assert set(allowed) <= set(range(len(tiny_tokenizer.SPECIAL), min(vocab_size, len(WORDS))))
+    assert {*byte_ids("azAZ09!"), vocab_size - 1} & set(range(len(WORDS) - 3)) <= set(allowed)
+
+
 def test_copies_of_a_matcher_are_independent(tokenizer: Tokenizer) -> None:
     new = grammar_matcher(Grammar.regex("ab"), tokenizer, vocab_size=VOCAB, source="the model")
     one, other = new(), new()
