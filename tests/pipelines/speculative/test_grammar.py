@@ -9,11 +9,14 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
+from dspark_jax.pipelines.compilation import CompileClock
 from dspark_jax.pipelines.sampling.continuations import Continuations
 from dspark_jax.pipelines.sampling.generation import Generation, Request
+from dspark_jax.pipelines.sampling.policy import Policy
 from dspark_jax.pipelines.sampling.token_masks import has_token
 from dspark_jax.pipelines.speculative.engine import Completion, Engine, EngineOptions
 from dspark_jax.speculators_common.errors import RequestError
@@ -235,3 +238,15 @@ def test_a_grammar_needs_a_matcher(engine: Engine) -> None:
     request = dataclasses.replace(_requests()[0], new_matcher=None)
     with pytest.raises(RequestError, match=r"grammar: found 'toy', allowed only with `Request.new_matcher`"):
         engine.submit(request)
+
+
+def test_warmup_compiles_what_a_grammar_needs() -> None:
+    """No device loop, and nothing is compiled after it."""
+    jax.clear_caches()  # what other tests compiled must not serve here
+    engine = Engine(_pair()[0], None, EngineOptions(**SIZES))
+    assert engine.warmup(policies=[Policy(masks=True)]) == 2  # a prompt chunk and a round
+    request = Request(prompt_ids=(1, 2), generation=Generation(grammar=TOY), new_matcher=ToyMatcher)
+    with CompileClock().watching() as clock:
+        [found] = engine.generate([request])
+    assert len(found.output_ids) == LONGEST
+    assert clock.seconds() == 0
