@@ -38,6 +38,7 @@ from dspark_jax.pipelines.requests import PromptFormat, RequestMaker
 from dspark_jax.pipelines.sampling.generation import Generation, GenerationFields, Request, changed
 from dspark_jax.pipelines.sampling.grammar import Grammar
 from dspark_jax.pipelines.sampling.policy import Policy
+from dspark_jax.pipelines.sampling.rules import Rule, parse_rule
 from dspark_jax.pipelines.speculative.default_drafts import default_drafts
 from dspark_jax.pipelines.speculative.engine import Engine, plan_of
 from dspark_jax.pipelines.speculative.sizes import (
@@ -82,6 +83,7 @@ class PairFields(TypedDict, total=False):
     sample_from_anchor: bool | None
     partial_rotary_factor: float | None
     proposal: ProposalKind
+    acceptance: Rule | str | None
 
 
 def load(
@@ -110,6 +112,7 @@ def prepare(
     sample_from_anchor: bool | None = None,
     partial_rotary_factor: float | None = None,
     proposal: ProposalKind = "argmax",
+    acceptance: Rule | str | None = None,
 ) -> PreparedPipeline:
     """Check a target, and a draft for it, without reading their weights.
 
@@ -120,7 +123,8 @@ def prepare(
     prompt and output together; the default is 2048, or the target's maximum if that is less. `sample_from_anchor` and
     `partial_rotary_factor` override the draft's files. `proposal` says how drafts are chosen for requests with a
     temperature: with "argmax", the most probable ones, a seed gives the text of plain decoding; with "sampled", drawn
-    at random, more of them may be accepted, and the text is another one of the same distribution.
+    at random, more of them may be accepted, and the text is another one of the same distribution. `acceptance` is a
+    rule that is not exact, such as "relaxed" or "synthetic:0.7" (`docs/sampling.md`).
 
     Every fault in files and arguments is found here, as a `DSparkError`. The prepared pipeline can already check
     requests. `Pipeline.choices` lists the choices that were made.
@@ -143,6 +147,7 @@ def prepare(
         batch_size=batch_size,
         max_stop_ids=max(8, len(prepared_target.stop_ids)),
         proposal=proposal,
+        acceptance=parse_rule(acceptance) if isinstance(acceptance, str) else acceptance,
     )
     plan = plan_of(prepared_target.abstract, None if prepared_draft is None else prepared_draft.abstract, options)
     check_memory(plan, device_memory())
@@ -224,7 +229,7 @@ class Pipeline:
 
     def without_draft(self) -> Pipeline:
         """A pipeline that decodes plainly with the same loaded target and its own caches, for comparisons."""
-        options = dataclasses.replace(self.plan.options, num_speculative_tokens=None)
+        options = dataclasses.replace(self.plan.options, num_speculative_tokens=None, acceptance=None)
         plan = plan_of(self.target.module, None, options)
         check_memory(plan, device_memory())
         started = time.perf_counter()
@@ -276,8 +281,10 @@ class Pipeline:
         """Run requests, and yield the pieces of their outputs as they reach the host. With `stream` that is after every
         round; otherwise after every device loop, and the pieces have no text.
         """
+        acceptance = str(self.plan.options.acceptance or "exact")
         outputs = [
-            Output(index, request, self.target.tokenizer, stream=stream) for index, request in enumerate(requests)
+            Output(index, request, self.target.tokenizer, acceptance=acceptance, stream=stream)
+            for index, request in enumerate(requests)
         ]
         clock = CompileClock()
         with clock.watching(), contextlib.closing(self.engine.run(requests, stream=stream)) as events:

@@ -31,6 +31,7 @@ class GenerationResult:
     sample: int  # number of this continuation among several of its prompt
     seed: int | None  # of its random numbers; None for greedy decoding
     logprobs: tuple[TokenLogprobs, ...] | None  # per output id; None where not asked for
+    acceptance: str  # the rule by which drafts were accepted: "exact", or one that changes the text
     finish_reason: FinishReason
     allowed_new_tokens: int  # the request's budget, or the rest of the longest sequence if that is less
     tau: float | None  # mean acceptance length: committed tokens per round, bonus included; None without a round
@@ -107,9 +108,11 @@ class StreamPiece:
 class Output:
     """One continuation while it runs: decodes its text and records when its tokens arrived."""
 
-    def __init__(self, index: int, request: Request, tokenizer: Tokenizer | None, *, stream: bool) -> None:
-        """Without `stream` pieces have no text, and the text is decoded once, at the end."""
-        self._index, self._request, self._tokenizer = index, request, tokenizer
+    def __init__(
+        self, index: int, request: Request, tokenizer: Tokenizer | None, *, acceptance: str, stream: bool
+    ) -> None:
+        """`acceptance` is the name of the rule. Without `stream` pieces have no text, and the text is decoded at the end."""
+        self._index, self._request, self._tokenizer, self._acceptance = index, request, tokenizer, acceptance
         self._text = _text_of(request, tokenizer) if stream and tokenizer is not None else None
         self._first = self._last = 0.0
 
@@ -137,6 +140,7 @@ class Output:
             sample=self._request.sample,
             seed=generation.seed if generation.samples else None,
             logprobs=None if generation.num_logprobs is None else tuple(completion.logprobs),
+            acceptance=self._acceptance,
             finish_reason=completion.finish_reason,
             allowed_new_tokens=completion.allowed_new_tokens,
             tau=completion.tau,

@@ -93,6 +93,7 @@ def test_the_names_are_those_of_every_record(data_dir: Path) -> None:
         "C_speculators",
         "D_loop",
         "E_targets",
+        "G_verification",
         "H_compact",
     }
     for folder in folders:

@@ -27,7 +27,7 @@ class Comparison:
     num_tokens: int  # of the speculative output, the first token included
     repeats: int
     decoding: str  # how tokens were chosen
-    compares_texts: bool  # false for drafts drawn at random, which change the text and not its distribution
+    not_compared: str  # why the outputs are not compared; empty if they are
     parts_at: int | None  # index of the first token in which the outputs differ; None if they are equal
 
     @property
@@ -46,7 +46,11 @@ def compare(pipeline: Pipeline, request: Request, *, repeats: int = REPEATS) -> 
             "found no draft, allowed a pipeline with one", field="compare", allowed="a pipeline with a draft"
         )
     generation = request.generation
-    compares_texts = not generation.samples or pipeline.plan.options.proposal == "argmax"
+    options, not_compared = pipeline.plan.options, ""
+    if options.acceptance is not None:
+        not_compared = str(options.acceptance)
+    elif generation.samples and options.proposal != "argmax":
+        not_compared = "drafts drawn at random give another text, of the same distribution"
     engines = {"plain": pipeline.without_draft().engine, "speculative": pipeline.engine}
     for engine in engines.values():
         _decoded(engine, request)  # compiles the programs that this request needs
@@ -70,8 +74,8 @@ def compare(pipeline: Pipeline, request: Request, *, repeats: int = REPEATS) -> 
         num_tokens=len(speculative),
         repeats=repeats,
         decoding=f"temperature {generation.temperature:g}, seed {generation.seed}" if generation.samples else "greedy",
-        compares_texts=compares_texts,
-        parts_at=first_difference(plain, speculative) if compares_texts else None,
+        not_compared=not_compared,
+        parts_at=None if not_compared else first_difference(plain, speculative),
     )
 
 
@@ -130,8 +134,8 @@ def comparison_lines(comparison: Comparison, dtype: str) -> list[str]:
 
 
 def _agreement(comparison: Comparison, dtype: str) -> str:
-    if not comparison.compares_texts:
-        return "outputs are not compared: drafts drawn at random give another text, of the same distribution"
+    if comparison.not_compared:
+        return f"outputs are not compared: {comparison.not_compared}"
     if comparison.parts_at is None:
         return "outputs are equal, token for token"
     reason = (

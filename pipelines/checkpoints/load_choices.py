@@ -144,10 +144,11 @@ def device_memory() -> int | None:
 
 
 def _draft_choices(draft: LoadedDraft, plan: EnginePlan, k_reason: str) -> tuple[Choice, ...]:
-    drafts = f"{plan.num_speculative_tokens} of {draft.config.max_drafts}"
+    drafts, rule = f"{plan.num_speculative_tokens} of {draft.config.max_drafts}", plan.options.acceptance
     return (
         _choice("draft", _model(draft.module, draft.config.architecture), str(draft.checkpoint.path), "--draft"),
         _choice("num_speculative_tokens", drafts, k_reason, "--num-speculative-tokens"),
+        *(() if rule is None else (_choice("acceptance", str(rule), "", "--acceptance"),)),
         *draft_choices(draft.config, draft.tables),
         *(_choice("unknown field", name, "without influence") for name in draft.config.unknown_fields),
     )

@@ -29,6 +29,7 @@ _FIELDS = (
     "num_speculative_tokens",
     "partial_rotary_factor",
     "presence_penalty",
+    "acceptance",
     "proposal",
     "repeats",
     "repetition_penalty",

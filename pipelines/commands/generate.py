@@ -124,6 +124,7 @@ def run(args: argparse.Namespace) -> int:
             max_seq_len=args.max_seq_len,
             batch_size=args.batch_size,
             proposal=args.proposal,
+            acceptance=args.acceptance,
             **dataclasses.asdict(draft_overrides(args)),
         )
         stated = stated_generation(prepared.target.checkpoint) if args.generation_config else None

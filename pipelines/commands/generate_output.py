@@ -114,6 +114,7 @@ def result_json(result: GenerationResult, comparison: Comparison | None = None) 
         "sample": result.sample,
         "seed": result.seed,
         "logprobs": None if result.logprobs is None else _logprobs(result.output_ids, result.logprobs),
+        "acceptance": result.acceptance,
         "finish_reason": result.finish_reason,
         "allowed_new_tokens": result.allowed_new_tokens,
         "tau": result.tau,

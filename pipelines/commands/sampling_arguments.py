@@ -129,6 +129,11 @@ def add_sampling(sampling: Arguments) -> None:
         help="drafts at a temperature: the most probable ones, which keeps the text of a seed, or drawn ones (argmax)",
     )
     sampling.add_argument(
+        "--acceptance",
+        metavar="RULE",
+        help="not exact: relaxed[:N,DELTA] or synthetic:RATE, see docs/sampling.md (exact)",
+    )
+    sampling.add_argument(
         "--generation-config",
         action="store_true",
         help="take defaults from the target's generation_config.json; flags win",

@@ -29,7 +29,7 @@ def _comparison(parts_at: int | None) -> Comparison:
         num_tokens=9,
         repeats=3,
         decoding="greedy",
-        compares_texts=True,
+        not_compared="",
         parts_at=parts_at,
     )
 
@@ -49,10 +49,10 @@ def test_both_ways_stand_side_by_side() -> None:
 
 
 def test_texts_of_sampled_drafts_are_not_compared() -> None:
-    compared = dataclasses.replace(_comparison(None), decoding="temperature 0.7, seed 5", compares_texts=False)
+    compared = dataclasses.replace(_comparison(None), decoding="temperature 0.7, seed 5", not_compared="drawn")
     lines = comparison_lines(compared, "float32")
     assert lines[0].endswith("9 tokens, temperature 0.7, seed 5, float32, 2 drafts per round")
-    assert lines[-1].startswith("outputs are not compared: ")
+    assert lines[-1] == "outputs are not compared: drawn"
 
 
 def test_columns_are_aligned() -> None:

@@ -44,7 +44,7 @@ def _run(
 
 @pytest.fixture(scope="module")
 def plain(pair: tuple[LoadedTarget, LoadedDraft]) -> list[list[int]]:
-    return [completion.output_ids for completion in _run(pair, draft=False)]
+    return [completion.output_ids for completion in _run(pair, draft=False, prefill_chunks=(256,))]
 
 
 @pytest.mark.parametrize(
