@@ -36,6 +36,7 @@ from dspark_jax.pipelines.compilation import CompileClock
 from dspark_jax.pipelines.generation_result import GenerationResult, Output, Round, StreamPiece
 from dspark_jax.pipelines.requests import PromptFormat, RequestMaker
 from dspark_jax.pipelines.sampling.generation import Generation, GenerationFields, Request, changed
+from dspark_jax.pipelines.sampling.grammar import Grammar
 from dspark_jax.pipelines.sampling.policy import Policy
 from dspark_jax.pipelines.sampling.rules import Rule, parse_rule
 from dspark_jax.pipelines.speculative.default_drafts import default_drafts
@@ -57,6 +58,7 @@ __all__ = [
     "DSparkError",
     "Generation",
     "GenerationResult",
+    "Grammar",
     "Pipeline",
     "PreparedPipeline",
     "PromptFormat",
@@ -214,7 +216,7 @@ class Pipeline:
 
         `generations` are options like those of the requests; only which controls are in use matters, not their values.
         By default they are greedy. `stream` restricts it to one driver: true for streaming and for requests with stop
-        strings, false for the device loop.
+        strings or a grammar, false for the device loop.
         """
         return self.engine.warmup(stream=stream, policies=Policy.mixtures(generations or [Generation()]))
 
@@ -249,8 +251,8 @@ class Pipeline:
         user message in the model's chat format, unless `prompt_format` says otherwise; for models without a chat
         template it is continued as it is. `generation` holds the options, greedy decoding by default; its fields can
         be given as keywords (`max_new_tokens=40`, `temperature=0.7`). Many rounds run on the device before the host
-        reads their tokens, which is faster than `stream`; with stop strings it reads them after every round. Raises
-        `RequestError` for prompts and options that cannot be served, before any request runs.
+        reads their tokens, which is faster than `stream`; with stop strings or a grammar it reads them after every
+        round. Raises `RequestError` for prompts and options that cannot be served, before any request runs.
         """
         requests = self.requests(prompts, changed(generation or Generation(), changes), prompt_format, n=n)
         done = {piece.index: piece.result for piece in self.run(requests) if piece.result is not None}

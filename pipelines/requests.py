@@ -8,9 +8,12 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dspark_jax.pipelines.sampling.continuations import Continuations
 from dspark_jax.pipelines.sampling.generation import Generation, Request
 from dspark_jax.pipelines.sampling.text_watch import NewWatch
+from dspark_jax.pipelines.sampling.token_matcher import NewMatcher
 from dspark_jax.pipelines.speculative.sizes import EnginePlan
+from dspark_jax.pipelines.text.grammar_matcher import grammar_matcher
 from dspark_jax.pipelines.text.prompts import Prompt, as_prompts, encode_prompt
 from dspark_jax.pipelines.text.stop_strings import StoppedText, check_stop_strings
 from dspark_jax.pipelines.text.tokenizer import Tokenizer
@@ -63,14 +66,20 @@ class RequestMaker:
         check_threshold(generation.confidence_threshold, self.draft)
         check_stop_strings(generation.stop_strings, self.tokenizer, self.source)
         _check_count(n, generation)
+        like = Request(
+            prompt_ids=(),
+            generation=generation,
+            new_watch=self._new_watch(generation),
+            new_matcher=self._new_matcher(generation),
+        )
         given = as_prompts(prompts)
         made = [
-            self._request(prompt, generation, prompt_format or PromptFormat(), _name(index, len(given), names))
+            self._request(prompt, like, prompt_format or PromptFormat(), _name(index, len(given), names))
             for index, prompt in enumerate(given)
         ]
         return [dataclasses.replace(request, sample=sample) for request in made for sample in range(n)]
 
-    def _request(self, prompt: Prompt, generation: Generation, prompt_format: PromptFormat, name: str) -> Request:
+    def _request(self, prompt: Prompt, like: Request, prompt_format: PromptFormat, name: str) -> Request:
         try:
             ids = encode_prompt(
                 prompt,
@@ -80,9 +89,7 @@ class RequestMaker:
                 template_vars=prompt_format.template_vars or None,
                 source=self.source,
             )
-            request = Request(
-                prompt_ids=tuple(ids), generation=_with_seed(generation), new_watch=self._new_watch(generation)
-            )
+            request = dataclasses.replace(like, prompt_ids=tuple(ids), generation=_with_seed(like.generation))
             self.plan.check(request)
         except RequestError as error:
             raise error.at(name) if name else error from None
@@ -92,6 +99,21 @@ class RequestMaker:
         if self.tokenizer is None or not generation.stop_strings:
             return None
         return functools.partial(StoppedText, self.tokenizer, generation.stop_strings, generation.min_new_tokens)
+
+    def _new_matcher(self, generation: Generation) -> NewMatcher | None:
+        """Raises `RequestError` for a grammar that cannot be used, or that no text of this request matches."""
+        if generation.grammar is None:
+            return None
+        new_matcher = grammar_matcher(
+            generation.grammar, self.tokenizer, vocab_size=self.plan.vocab_size, source=self.source
+        )
+        if Continuations(new_matcher(), generation, self.plan.vocab_size).is_over:
+            raise RequestError(
+                field="grammar",
+                found=generation.grammar.text,
+                allowed="one that a text can begin with: no token may come first (stop tokens and banned ids count)",
+            )
+        return new_matcher
 
 
 def _with_seed(generation: Generation) -> Generation:

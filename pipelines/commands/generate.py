@@ -23,9 +23,11 @@ from dspark_jax.pipelines.commands.arguments import (
 )
 from dspark_jax.pipelines.commands.sampling_arguments import (
     add_ends,
+    add_grammar,
     add_sampling,
     decoding_choices,
     generation_of,
+    grammar_flag,
     stated_choices,
 )
 from dspark_jax.speculators_common.errors import RequestError
@@ -68,6 +70,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     text.add_argument("--raw", action="store_true", help="no chat template: continue the text as it is")
     add_template_vars(text)
     add_ends(text)
+    add_grammar(text)
     text.add_argument(
         "--stream",
         action=argparse.BooleanOptionalAction,
@@ -112,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
         reason="",
         flag="--compilation-cache",
     )
-    with flags_in_errors(prompt="--prompt" if args.prompt_ids is None else "--prompt-ids"):
+    with flags_in_errors(prompt="--prompt" if args.prompt_ids is None else "--prompt-ids", grammar=grammar_flag(args)):
         prepared = prepare(
             args.target,
             args.draft,

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from dspark_jax.pipelines.commands.arguments import Arguments, any_number, id_list, integer, whole_number
+from dspark_jax.pipelines.commands.arguments import Arguments, any_number, id_list, integer, path_name, whole_number
 from dspark_jax.speculators_common.errors import RequestError
 from dspark_jax.speculators_common.formats.choice import Choice
 
 if TYPE_CHECKING:
     from dspark_jax.pipelines.checkpoints.generation_config import StatedGeneration
     from dspark_jax.pipelines.sampling.generation import Generation, GenerationFields, Request
+    from dspark_jax.pipelines.sampling.grammar import Grammar
 
 # Name of a field of `Generation` -> name of its argument, where that is another one.
 _ARGUMENTS = {"banned_ids": "ban_ids", "num_logprobs": "logprobs", "stop_strings": "stop"}
@@ -37,6 +40,13 @@ _FIELDS = (
 _SHOWN = _FIELDS[_FIELDS.index("temperature") : _FIELDS.index("logit_bias")]
 _OF_SAMPLING = ("top_k", "top_p", "min_p", "seed")  # without a temperature they would do nothing
 _SHOWN_SEEDS = 4
+_FORMS = {"json_schema": "JSON schema", "regex": "regular expression", "lark": "Lark grammar"}
+# Kind of a grammar -> its flag, what the flag takes, and its help.
+_GRAMMARS = {
+    "json_schema": ("--json-schema", "FILE", "the text is JSON that this schema allows"),
+    "regex": ("--regex", "TEXT", "the whole text matches this regular expression"),
+    "lark": ("--grammar", "FILE", "the text follows this Lark grammar"),
+}
 
 
 def add_ends(text: Arguments) -> None:
@@ -51,6 +61,37 @@ def add_ends(text: Arguments) -> None:
         "--stop-ids", type=id_list, metavar="ID,ID,...", help="token ids that end an output (those of the model)"
     )
     text.add_argument("--stop", action="append", metavar="TEXT", help="a text that ends an output (repeatable)")
+
+
+def add_grammar(text: argparse._ArgumentGroup) -> None:
+    """The flags that say which form a text has: at most one of them."""
+    form = text.add_mutually_exclusive_group()
+    for kind, (flag, metavar, what) in _GRAMMARS.items():
+        form.add_argument(flag, dest=kind, type=path_name if metavar == "FILE" else str, metavar=metavar, help=what)
+
+
+def grammar_of(args: argparse.Namespace) -> Grammar | None:
+    """The form that the flags ask for. Raises `RequestError` for a file that cannot be read."""
+    from dspark_jax.pipelines.sampling.grammar import GRAMMAR_KINDS, Grammar
+
+    for kind in GRAMMAR_KINDS:
+        if (given := getattr(args, kind)) is not None:
+            flag, metavar, _ = _GRAMMARS[kind]
+            return Grammar(kind, _read_text(given, flag) if metavar == "FILE" else given)
+    return None
+
+
+def grammar_flag(args: argparse.Namespace) -> str:
+    """The flag that states the grammar, for errors."""
+    return next((flag for kind, (flag, _, _) in _GRAMMARS.items() if getattr(args, kind) is not None), "grammar")
+
+
+def _read_text(file: str, flag: str) -> str:
+    try:
+        return Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise RequestError(f"cannot be read: {reason}", file=file, field=flag) from error
 
 
 def add_numbers(sampling: Arguments) -> None:
@@ -122,7 +163,7 @@ def generation_of(args: argparse.Namespace, stated: StatedGeneration | None) -> 
     given = {name: getattr(args, _ARGUMENTS.get(name, name)) for name in _FIELDS}
     flags = {name: value for name, value in given.items() if value is not None}
     fields = {**({} if stated is None else stated.fields), **flags}
-    generation = changed(Generation(), cast("GenerationFields", fields))
+    generation = dataclasses.replace(changed(Generation(), cast("GenerationFields", fields)), grammar=grammar_of(args))
     idle = [name for name in _OF_SAMPLING if name in flags]
     if args.proposal != "argmax":
         idle.append("proposal")
@@ -163,6 +204,7 @@ def decoding_choices(generation: Generation, requests: Sequence[Request], args: 
     ]
     said += [f"logit bias of {_count(generation.logit_bias, 'id')}"] if generation.logit_bias else []
     said += [f"{_count(generation.banned_ids, 'id')} banned"] if generation.banned_ids else []
+    said += [f"text of a {_FORMS[generation.grammar.kind]}"] if generation.grammar else []
     said += [f"at least {_count(range(generation.min_new_tokens), 'token')}"] if generation.min_new_tokens else []
     if not generation.samples:
         return [Choice(name="decoding", value=", ".join(["greedy", *said]), reason="", flag="")] if said else []

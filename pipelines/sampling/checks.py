@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from dspark_jax.pipelines.sampling.generation import MOST_LOGPROBS, Generation
+from dspark_jax.pipelines.sampling.grammar import GRAMMAR_KINDS, Grammar
 from dspark_jax.speculators_common.errors import RequestError
 from dspark_jax.speculators_common.scalars import is_integer, is_number
 
@@ -60,6 +61,7 @@ def check_generation(generation: Generation, *, vocab_size: int, most_stop_ids: 
     for field in _RULES:
         check_option(field, getattr(generation, field))
     _check_stop_strings(generation.stop_strings)
+    _check_grammar(generation.grammar)
     if generation.min_new_tokens > generation.max_new_tokens:
         raise RequestError(
             field="min_new_tokens",
@@ -98,6 +100,16 @@ def _check_stop_strings(strings: Any) -> None:
     is_list = isinstance(strings, tuple | list)
     if not is_list or not all(isinstance(string, str) and string and _is_text(string) for string in strings):
         raise RequestError(field="stop_strings", found=strings, allowed="texts of a character or more, without U+FFFD")
+
+
+def _check_grammar(grammar: Any) -> None:
+    if grammar is None:
+        return
+    is_right = isinstance(grammar, Grammar) and grammar.kind in GRAMMAR_KINDS and isinstance(grammar.text, str)
+    if not is_right or not grammar.text.strip():
+        raise RequestError(
+            field="grammar", found=grammar, allowed=f"a `Grammar` of kind {', '.join(GRAMMAR_KINDS)} with a text"
+        )
 
 
 def _is_text(string: str) -> bool:

@@ -8,7 +8,9 @@ from typing import Any, TypedDict
 
 import numpy as np
 
+from dspark_jax.pipelines.sampling.grammar import Grammar
 from dspark_jax.pipelines.sampling.text_watch import NewWatch
+from dspark_jax.pipelines.sampling.token_matcher import NewMatcher
 from dspark_jax.speculators_common.errors import RequestError
 
 DEFAULT_MAX_NEW_TOKENS = 256
@@ -52,6 +54,7 @@ class Generation:
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, number to add to its logit)
     banned_ids: tuple[int, ...] = ()  # tokens that are never chosen
     seed: int | None = None  # of the random numbers; None = one is drawn for every request
+    grammar: Grammar | None = None  # the form that the text must have
     num_logprobs: int | None = None  # log-probabilities of each output token and of this many most probable ones
 
     @property
@@ -92,6 +95,7 @@ class GenerationFields(TypedDict, total=False):
     logit_bias: Mapping[int, float] | Sequence[tuple[int, float]]
     banned_ids: Sequence[int]
     seed: int | None
+    grammar: Grammar | None
     num_logprobs: int | None
 
 
@@ -118,6 +122,7 @@ class Request:
     generation: Generation = Generation()
     sample: int = 0  # number of this continuation among several of one prompt: each has random numbers of its own
     new_watch: NewWatch | None = None  # makes the watch that ends the text at a stop string
+    new_matcher: NewMatcher | None = None  # makes the matcher of the text's grammar
 
     @property
     def stop_ids(self) -> tuple[int, ...]:

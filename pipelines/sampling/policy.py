@@ -19,6 +19,7 @@ class Policy:
     samples: bool = False  # some rows have a temperature above 0
     edits: bool = False  # some rows have a bias, banned ids, penalties or a least number of tokens
     logprobs: bool = False  # some rows want log-probabilities
+    masks: bool = False  # some rows have a grammar: the host masks tokens, one round per call
 
     @classmethod
     def of(cls, generation: Generation) -> Policy:
@@ -27,6 +28,7 @@ class Policy:
             samples=generation.samples,
             edits=generation.edits_logits,
             logprobs=generation.num_logprobs is not None,
+            masks=generation.grammar is not None,
         )
 
     @classmethod
@@ -47,6 +49,7 @@ class Policy:
             samples=self.samples or other.samples,
             edits=self.edits or other.edits,
             logprobs=self.logprobs or other.logprobs,
+            masks=self.masks or other.masks,
         )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int32, Shaped
+from jaxtyping import Array, Bool, Float, Int32, Shaped, UInt32
 
 from dspark_jax.architectures.proposal import Proposal
 from dspark_jax.pipelines.sampling.draws import Purpose, Uniforms, row_sums, weighted_choice
@@ -18,6 +18,7 @@ from dspark_jax.pipelines.sampling.edits import Text, edited_logits
 from dspark_jax.pipelines.sampling.filters import token_weights
 from dspark_jax.pipelines.sampling.policy import Policy
 from dspark_jax.pipelines.sampling.rules import Relaxed, Rule, Synthetic
+from dspark_jax.pipelines.sampling.token_masks import masked_logits
 from dspark_jax.pipelines.speculative.state import Rows
 
 Argmax = Callable[[Float[Array, "T V"]], Int32[Array, "T"]]
@@ -44,6 +45,14 @@ class VerifyLogits:
             return reduced.reshape(rows, width, *reduced.shape[1:])
         return reduced[self.index]
 
+    def of_columns(self, values: Shaped[Array, "B verified *axes"]) -> Shaped[Array, "T *axes"]:
+        """Values per row and verified position -> per flat token, the inverse of `by_row`."""
+        rows, width = self.index.shape
+        if self.flat.shape[0] == rows * width:
+            return values.reshape(rows * width, *values.shape[2:])
+        column = self.positions - self.by_row(self.positions)[:, 0][self.rows]
+        return values[self.rows, jnp.clip(column, 0, width - 1)]
+
 
 class TargetChoices(NamedTuple):
     """What the target itself chooses, per flat logits."""
@@ -69,15 +78,19 @@ def decide(
     argmax: Argmax,
     draft_ids: Int32[Array, "Vd"] | None = None,
     rule: Rule | None = None,
+    allowed: UInt32[Array, "B verified words"] | None = None,
 ) -> Verdict:
     """Which drafts of each row are accepted, and the token after them; by what `rows` ask for, as far as `policy` has
     it.
 
     `argmax` must be exact and return the first index on ties. `rows.history` holds the text and the drafts.
     `draft_ids` are the target ids of the draft's vocabulary, `None` if it is the target's. `rule` replaces the exact
-    rule.
+    rule. `allowed` are the masks of `TokenMasks`, needed if `policy` has masks.
     """
     processed = _edited(logits, rows) if policy.edits else logits.flat
+    if policy.masks:
+        assert allowed is not None
+        processed = masked_logits(processed, logits.of_columns(allowed))
     greedy = argmax(processed)
     if isinstance(rule, Synthetic):
         return _accept_synthetic(proposal, logits, greedy, rows, rule)

@@ -50,7 +50,7 @@ class Completion:
         """
         total = sum(accepted + 1 for _, accepted in self.rounds)
         emitted_in_rounds = len(self.output_ids) - 1 - self.num_resumes
-        return total - (self.finish_reason == "stop" and emitted_in_rounds < total)
+        return total - (self.finish_reason == "stop" and 0 <= emitted_in_rounds < total)
 
     @property
     def tau(self) -> float | None:

@@ -10,9 +10,13 @@ import collections
 import dataclasses
 from collections.abc import Generator, Iterator, Mapping, Sequence
 
+import numpy as np
+
 from dspark_jax.architectures.protocols import Draft, Target
+from dspark_jax.pipelines.sampling.continuations import Continuations
 from dspark_jax.pipelines.sampling.generation import Generation, Request
 from dspark_jax.pipelines.sampling.policy import GREEDY, Policy
+from dspark_jax.pipelines.sampling.token_masks import TokenMasks, token_masks
 from dspark_jax.pipelines.speculative.completion import Completion
 from dspark_jax.pipelines.speculative.loop import LoopOutput
 from dspark_jax.pipelines.speculative.probe import ProgramProbe, RoundTimes
@@ -91,8 +95,13 @@ class Engine:
         self.plan.check(request)
         identifier, self._next_id = self._next_id, self._next_id + 1
         completion = Completion(request=request, allowed_new_tokens=self.plan.allowed_new_tokens(request))
-        watch = None if request.new_watch is None else request.new_watch()
-        self._scheduler.submit(Job(id=identifier, completion=completion, seed_words=request.seed_words(), watch=watch))
+        generation, vocab_size = request.generation, self.plan.vocab_size
+        job = Job(id=identifier, completion=completion, seed_words=request.seed_words())
+        if request.new_watch is not None:
+            job.watch = request.new_watch()
+        if generation.grammar is not None and request.new_matcher is not None:
+            job.continuations = Continuations(request.new_matcher(), generation, vocab_size)
+        self._scheduler.submit(job)
         return identifier
 
     def cancel(self, identifier: RequestId) -> bool:
@@ -112,9 +121,10 @@ class Engine:
         """Start programs or read the results of one; returns the events. With `stream` a program decodes one round,
         otherwise many.
 
-        While a row has a text watch, every program decodes one round: the device does not know where a watch ends a
-        text, so further rounds could be for nothing. Programs are started only after the results of all earlier ones
-        were read: the scheduler must not decide on an outdated state.
+        While a row has a text watch or a grammar, every program decodes one round: the device does not know where the
+        host ends a text, so further rounds could be for nothing, nor what a grammar allows in the next round. Programs
+        are started only after the results of all earlier ones were read: the scheduler must not decide on an outdated
+        state.
         """
         if self._ended:
             events, self._ended = self._ended, []
@@ -180,7 +190,7 @@ class Engine:
             if stream in (None, True):
                 runner.round(num_pages=num_pages, num_tokens=num_tokens)
                 count += 1
-            if stream in (None, False):
+            if stream in (None, False) and not runner.policy.masks:
                 runner.loop(num_pages=num_pages, num_tokens=num_tokens, until_any_finishes=False)
                 count += 1
         return count
@@ -228,6 +238,8 @@ class Engine:
                 self._start_mixed()
                 return
             self._start_prefill()
+            if self._pending and self.runner.policy.masks:
+                return  # the masks of a round depend on the tokens before it
         if any(scheduler.rows):
             self._start_rounds(stream)
 
@@ -240,7 +252,10 @@ class Engine:
                     is_last = end == len(job.prefill_ids)
                     ids = job.prefill_ids[start:end]
                     num_pages = self.plan.page_bucket(start + width)
-                    output = self.runner.prefill(row, ids, width=width, is_last=is_last, num_pages=num_pages)
+                    masks = self._masks({0: job}, 1)
+                    output = self.runner.prefill(
+                        row, ids, width=width, is_last=is_last, num_pages=num_pages, masks=masks
+                    )
                     job.num_prefilled = end
                     self.counters.prompt_chunks += 1
                     if is_last:
@@ -266,12 +281,13 @@ class Engine:
         if running:
             num_pages = self.plan.page_bucket(max(positions[row] for row in running))
             self.counters.mixed_steps += 1
-            output = self.runner.mixed(parts, last=last, width=width, num_pages=num_pages)
+            masks = self._masks(running, self.options.batch_size)
+            output = self.runner.mixed(parts, last=last, width=width, num_pages=num_pages, masks=masks)
             self._pending.append(PendingProgram(output=output, jobs=running))
 
     def _start_rounds(self, stream: bool) -> None:
         scheduler = self._scheduler
-        stream = stream or any(job.watch is not None for _, job in scheduler.live())
+        stream = stream or any(job.is_watched for _, job in scheduler.live())
         rounds = 1 if stream else self.options.rounds_per_call
         running = self._reserve({row: self._round_end(job) for row, job in scheduler.live() if not job.is_prefilling})
         for row, job in running.items():
@@ -280,17 +296,39 @@ class Engine:
         if not running:
             return
         self._send_page_table()
+        masks = self._masks(running, self.options.batch_size)
         num_tokens = self.plan.token_bucket(sum(1 + job.next_length for job in running.values()))
         num_pages = self.plan.page_bucket(max(map(self._round_end, running.values())))
         self.counters.round_calls += 1
         self.counters.packed_calls += num_tokens < self.plan.token_buckets[-1]
         if stream:
-            output: RoundOutput | LoopOutput = self.runner.round(num_pages=num_pages, num_tokens=num_tokens)
+            output: RoundOutput | LoopOutput = self.runner.round(
+                num_pages=num_pages, num_tokens=num_tokens, masks=masks
+            )
         else:
             output = self.runner.loop(
                 num_pages=num_pages, num_tokens=num_tokens, until_any_finishes=bool(scheduler.waiting)
             )
         self._pending.append(PendingProgram(output=output, jobs=running))
+
+    def _masks(self, jobs: Mapping[int, Job], num_rows: int) -> TokenMasks | None:
+        """What the grammars of these jobs (row -> job) allow in the program that is started next; their proposals are
+        cut where they leave the grammar.
+
+        The first draft outside it stays in a sampled proposal: it is rejected, and the token in its place must come
+        from the residual. Whether a slot is verified would otherwise depend on its own draft.
+        """
+        if not self.runner.policy.masks:
+            return None
+        found: dict[int, tuple[np.ndarray, int]] = {}
+        for row, job in jobs.items():
+            if job.continuations is not None:
+                drafts = job.drafts[: job.next_length]
+                masks = job.continuations.masks(drafts)
+                is_sampled = self.options.proposal == "sampled" and job.request.generation.samples
+                job.next_length = min(len(masks) - 1 + is_sampled, len(drafts))
+                found[row] = masks, job.next_length
+        return token_masks(found, num_rows=num_rows, width=self.plan.tokens_per_round, vocab_size=self.plan.vocab_size)
 
     def _round_end(self, job: Job) -> int:
         """The number of positions that are in use after the job's next round: P plus the anchor and its drafts."""
@@ -334,7 +372,7 @@ class Engine:
         ended = [(row, job) for row, job in self._scheduler.live() if job.completion.finish_reason is not None]
         for row, _ in ended:
             self._scheduler.release(row)
-        if watched := [row for row, job in ended if job.watch is not None]:
+        if watched := [row for row, job in ended if job.is_watched]:
             self.runner.retire(watched)  # the device may take these rows for live
         return events
 

@@ -19,6 +19,7 @@ from dspark_jax.architectures.protocols import Draft, Target
 from dspark_jax.pipelines.sampling.logprobs import top_count
 from dspark_jax.pipelines.sampling.policy import GREEDY, Policy
 from dspark_jax.pipelines.sampling.rules import Rule
+from dspark_jax.pipelines.sampling.token_masks import TokenMasks
 from dspark_jax.pipelines.speculative.loop import LoopOutput, decode_loop
 from dspark_jax.pipelines.speculative.state import PromptChunk, RoundOutput, RoundState, Rows, row_of, with_row
 from dspark_jax.pipelines.speculative.step import Step, StepConfig, speculative_step
@@ -56,10 +57,16 @@ class Programs:
         self._retire = jax.jit(_retire_program)
 
     def round(
-        self, state: RoundState, *, num_pages: int, num_tokens: int | None = None, policy: Policy = GREEDY
+        self,
+        state: RoundState,
+        *,
+        num_pages: int,
+        num_tokens: int | None = None,
+        policy: Policy = GREEDY,
+        masks: TokenMasks | None = None,
     ) -> tuple[RoundState, RoundOutput]:
         """One round of every live row."""
-        return self._round(self._leaves, state, num_pages=num_pages, num_tokens=num_tokens, policy=policy)
+        return self._round(self._leaves, state, masks, num_pages=num_pages, num_tokens=num_tokens, policy=policy)
 
     def loop(
         self,
@@ -73,16 +80,24 @@ class Programs:
         """Up to `max_rounds` rounds on the device.
 
         A round runs only if the total number of tokens of its rows is in `token_range`. The largest number of the range
-        is the length of the flat batch; `None` means any number, and room for every draft.
+        is the length of the flat batch; `None` means any number, and room for every draft. `policy` has no masks: only
+        the host knows those of a second round.
         """
+        assert not policy.masks
         until = jnp.asarray(until_any_finishes)
         return self._loop(self._leaves, state, until, num_pages=num_pages, token_range=token_range, policy=policy)
 
     def mixed(
-        self, state: RoundState, chunk: PromptChunk, *, num_pages: int, policy: Policy = GREEDY
+        self,
+        state: RoundState,
+        chunk: PromptChunk,
+        *,
+        num_pages: int,
+        policy: Policy = GREEDY,
+        masks: TokenMasks | None = None,
     ) -> tuple[RoundState, RoundOutput]:
         """Prompt tokens of some rows and one round of the others."""
-        return self._mixed(self._leaves, state, chunk, num_pages=num_pages, policy=policy)
+        return self._mixed(self._leaves, state, chunk, masks, num_pages=num_pages, policy=policy)
 
     def prefill(
         self,
@@ -94,10 +109,11 @@ class Programs:
         *,
         num_pages: int,
         policy: Policy = GREEDY,
+        masks: TokenMasks | None = None,
     ) -> tuple[RoundState, RoundOutput]:
-        """`length` prompt tokens of one row, padded to a chunk bucket. The output has one row."""
+        """`length` prompt tokens of one row, padded to a chunk bucket. The output and `masks` have one row."""
         scalars = (jnp.asarray(row, jnp.int32), jnp.asarray(length, jnp.int32), jnp.asarray(is_last))
-        return self._prefill(self._leaves, state, tokens, *scalars, num_pages=num_pages, policy=policy)
+        return self._prefill(self._leaves, state, tokens, *scalars, masks, num_pages=num_pages, policy=policy)
 
     def admit(self, state: RoundState, row: int, fresh: Rows) -> RoundState:
         """Replace row `row` by `fresh`, rows with B = 1, for a new request. Nothing of the former request is kept."""
@@ -111,7 +127,7 @@ class Programs:
 
     def lower_round(self, state: RoundState, *, num_pages: int) -> Any:
         """The lowered round, for inspection (`.compile().as_text()`)."""
-        return self._round.lower(self._leaves, state, num_pages=num_pages, num_tokens=None, policy=GREEDY)
+        return self._round.lower(self._leaves, state, None, num_pages=num_pages, num_tokens=None, policy=GREEDY)
 
     def lower_loop(self, state: RoundState, *, num_pages: int) -> Any:
         """The lowered device loop, for inspection."""
@@ -134,12 +150,13 @@ class Programs:
         self,
         leaves: tuple[Array, ...],
         state: RoundState,
+        masks: TokenMasks | None,
         *,
         num_pages: int,
         policy: Policy,
         num_tokens: int | None,
     ) -> tuple[RoundState, RoundOutput]:
-        return self._step(leaves, num_pages, policy, num_tokens)(state, None)
+        return self._step(leaves, num_pages, policy, num_tokens)(state, None, masks)
 
     def _loop_program(
         self,
@@ -162,9 +179,16 @@ class Programs:
         )
 
     def _mixed_program(
-        self, leaves: tuple[Array, ...], state: RoundState, chunk: PromptChunk, *, num_pages: int, policy: Policy
+        self,
+        leaves: tuple[Array, ...],
+        state: RoundState,
+        chunk: PromptChunk,
+        masks: TokenMasks | None,
+        *,
+        num_pages: int,
+        policy: Policy,
     ) -> tuple[RoundState, RoundOutput]:
-        return self._step(leaves, num_pages, policy)(state, chunk)
+        return self._step(leaves, num_pages, policy)(state, chunk, masks)
 
     def _prefill_program(
         self,
@@ -174,6 +198,7 @@ class Programs:
         row: Int32[Array, ""],
         length: Int32[Array, ""],
         is_last: Bool[Array, ""],
+        masks: TokenMasks | None,
         *,
         num_pages: int,
         policy: Policy,
@@ -181,7 +206,7 @@ class Programs:
         """The step on one row of the state, so that the cost of a prompt does not depend on the batch size."""
         view = dataclasses.replace(state, rows=row_of(state.rows, row))
         chunk = PromptChunk(tokens=tokens, lengths=length[None], is_prompt=jnp.ones((1,), bool), is_last=is_last[None])
-        view, output = self._step(leaves, num_pages, policy)(view, chunk)
+        view, output = self._step(leaves, num_pages, policy)(view, chunk, masks)
         return dataclasses.replace(view, rows=with_row(state.rows, row, view.rows)), output
 
 

@@ -33,6 +33,7 @@ class RowResults:
     rounds: list[tuple[int, int]]  # (proposed, accepted) drafts
     non_finite: int
     next_length: int
+    drafts: tuple[int, ...]  # for the next round; empty where the policy has no masks
     logprobs: list[TokenLogprobs]  # of `tokens`; empty where the request wants none
 
 
@@ -56,6 +57,7 @@ def read_results(pending: PendingProgram) -> list[RowResults]:
                     rounds=list(rounds),
                     non_finite=int(host.non_finite[row]),
                     next_length=int(host.next_length[row]),
+                    drafts=_drafts(host, row),
                     logprobs=_logprobs(host.logprobs, row, is_token, job.request.generation.num_logprobs),
                 )
             )
@@ -65,17 +67,17 @@ def read_results(pending: PendingProgram) -> list[RowResults]:
 def record(results: RowResults) -> RowResults:
     """Add the results to the job and its completion, and set the finish reason if the request has ended.
 
-    Returns the results, cut where the request's watch ends the text.
+    Returns the results, cut where the host ends the text: by the request's watch or its grammar.
     """
     job, now = results.job, time.perf_counter()
-    end = job.watch.push(results.tokens) if job.watch is not None and results.tokens else None
+    end = _end(job, results.tokens)
     if end is not None:
         results = _cut(results, end)
     completion = job.completion
     if results.tokens and not job.first_token_at:
         job.first_token_at = now
         completion.prefill_seconds = now - job.admitted_at
-    job.next_length = results.next_length
+    job.drafts, job.next_length = results.drafts, results.next_length
     job.num_emitted += len(results.tokens)
     completion.output_ids += results.tokens
     completion.logprobs += results.logprobs
@@ -89,11 +91,29 @@ def record(results: RowResults) -> RowResults:
     return results
 
 
+def _end(job: Job, tokens: list[int]) -> int | None:
+    """How many of the new tokens belong to the text, if the host ends it within them."""
+    if not tokens:
+        return None
+    ends = [
+        None if job.continuations is None else job.continuations.advance(tokens),
+        None if job.watch is None else job.watch.push(tokens),
+    ]
+    return min((end for end in ends if end is not None), default=None)
+
+
+def _drafts(output: RoundOutput | LoopOutput, row: int) -> tuple[int, ...]:
+    if isinstance(output, LoopOutput) or output.drafts is None:
+        return ()
+    return tuple(np.asarray(output.drafts[row]).tolist())
+
+
 def _cut(results: RowResults, length: int) -> RowResults:
     """The results as if the last of the first `length` tokens had been a stop token.
 
-    Later rounds did not happen. In the round of the last token the figures are those of a stop token: among accepted
-    drafts it cuts both, as the next token it cuts nothing. Tokens without a round are the first of a prompt.
+    Later rounds did not happen, and neither did a round that is left without tokens. In the round of the last token the
+    figures are those of a stop token: among accepted drafts it cuts both, as the next token it cuts nothing. Tokens
+    without a round are the first of a prompt.
     """
     rounds, left = [], length
     for proposed, accepted in results.rounds:

@@ -15,6 +15,7 @@ from dspark_jax.architectures.nn.attention.kv_cache import KVPages
 from dspark_jax.architectures.protocols import Draft, Target
 from dspark_jax.pipelines.sampling.controls import request_controls
 from dspark_jax.pipelines.sampling.policy import GREEDY
+from dspark_jax.pipelines.sampling.token_masks import TokenMasks, token_masks
 from dspark_jax.pipelines.speculative.loop import LoopOutput
 from dspark_jax.pipelines.speculative.probe import RoundTimes
 from dspark_jax.pipelines.speculative.programs import Programs
@@ -32,7 +33,10 @@ from dspark_jax.pipelines.speculative.state import (
 
 
 class Runner:
-    """Runs the programs of one pair on one state. Calls return before the device is done, except where they say so."""
+    """Runs the programs of one pair on one state. Calls return before the device is done, except where they say so.
+
+    `masks` of a program are used if the policy has masks. Without them every token is allowed.
+    """
 
     def __init__(self, target: Target, draft: Draft | None, plan: EnginePlan) -> None:
         self.plan = plan
@@ -72,17 +76,39 @@ class Runner:
         state = self._donated()
         self._state = dataclasses.replace(state, rows=dataclasses.replace(state.rows, page_table=jnp.asarray(table)))
 
-    def prefill(self, row: int, ids: Sequence[int], *, width: int, is_last: bool, num_pages: int) -> RoundOutput:
-        """Feed prompt tokens to one row alone, padded to `width`."""
+    def prefill(
+        self,
+        row: int,
+        ids: Sequence[int],
+        *,
+        width: int,
+        is_last: bool,
+        num_pages: int,
+        masks: TokenMasks | None = None,
+    ) -> RoundOutput:
+        """Feed prompt tokens to one row alone, padded to `width`. `masks` have one row."""
         tokens = np.zeros((width,), np.int32)
         tokens[: len(ids)] = ids
         self._state, output = self.programs.prefill(
-            self._donated(), row, jnp.asarray(tokens), len(ids), is_last, num_pages=num_pages, policy=self.policy
+            self._donated(),
+            row,
+            jnp.asarray(tokens),
+            len(ids),
+            is_last,
+            num_pages=num_pages,
+            policy=self.policy,
+            masks=self._on_device(masks, 1),
         )
         return output
 
     def mixed(
-        self, parts: Mapping[int, Sequence[int]], *, last: Sequence[int], width: int, num_pages: int
+        self,
+        parts: Mapping[int, Sequence[int]],
+        *,
+        last: Sequence[int],
+        width: int,
+        num_pages: int,
+        masks: TokenMasks | None = None,
     ) -> RoundOutput:
         """Feed the prompt tokens `parts` (row -> ids), at most `width` in all, while the other rows decode one round.
 
@@ -101,14 +127,20 @@ class Runner:
             is_prompt=jnp.asarray(is_prompt),
             is_last=jnp.asarray(is_last),
         )
-        self._state, output = self.programs.mixed(self._donated(), chunk, num_pages=num_pages, policy=self.policy)
+        self._state, output = self.programs.mixed(
+            self._donated(), chunk, num_pages=num_pages, policy=self.policy, masks=self._on_device(masks, rows)
+        )
         return output
 
-    def round(self, *, num_pages: int, num_tokens: int) -> RoundOutput:
+    def round(self, *, num_pages: int, num_tokens: int, masks: TokenMasks | None = None) -> RoundOutput:
         """One round of all live rows."""
         entered = time.perf_counter()
         self._state, output = self.programs.round(
-            self._donated(), num_pages=num_pages, num_tokens=self._bucket(num_tokens), policy=self.policy
+            self._donated(),
+            num_pages=num_pages,
+            num_tokens=self._bucket(num_tokens),
+            policy=self.policy,
+            masks=self._on_device(masks, self.plan.options.batch_size),
         )
         if self._times is not None:
             jax.block_until_ready((self._state, output))
@@ -145,6 +177,15 @@ class Runner:
     def wait(self) -> None:
         """Wait until the device has finished all started programs."""
         jax.block_until_ready(self._state)
+
+    def _on_device(self, masks: TokenMasks | None, num_rows: int) -> TokenMasks | None:
+        if not self.policy.masks:
+            return None
+        if masks is None:
+            masks = token_masks(
+                {}, num_rows=num_rows, width=self.plan.tokens_per_round, vocab_size=self.plan.vocab_size
+            )
+        return TokenMasks(jnp.asarray(masks.words), jnp.asarray(masks.lengths))
 
     def _bucket(self, num_tokens: int) -> int | None:
         """`StepConfig.num_tokens`: `None` for the longest bucket, where no packing is needed."""

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from dspark_jax.pipelines.sampling.continuations import Continuations
 from dspark_jax.pipelines.sampling.generation import Request
 from dspark_jax.pipelines.sampling.text_watch import TextWatch
 from dspark_jax.pipelines.speculative.completion import Completion
@@ -32,9 +33,11 @@ class Job:
     completion: Completion
     seed_words: np.ndarray  # of the request's random numbers, the same after a preemption
     watch: TextWatch | None = None  # has read all tokens of the output
+    continuations: Continuations | None = None  # has read all tokens of the output
     prefill_ids: tuple[int, ...] = ()
     num_prefilled: int = 0
     num_emitted: int = 0  # tokens emitted since the last admission
+    drafts: tuple[int, ...] = ()  # for the next round, where the policy has masks
     next_length: int = 0  # drafts that the next round verifies, k while the host does not know yet
     pages: list[int] = dataclasses.field(default_factory=list)
     admission_order: int = -1  # position in the order of admissions, -1 before the first
@@ -45,6 +48,11 @@ class Job:
     def request(self) -> Request:
         """The request itself."""
         return self.completion.request
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether the host can end the text: the device does not know where."""
+        return self.watch is not None or self.continuations is not None
 
     @property
     def is_prefilling(self) -> bool:
@@ -88,7 +96,7 @@ class Scheduler:
             new = self.waiting.popleft()
             new.prefill_ids, new.num_prefilled, new.num_emitted = _text(new), 0, 0
             new.completion.num_resumes += bool(new.completion.output_ids)
-            new.next_length = self.plan.num_speculative_tokens
+            new.drafts, new.next_length = (), self.plan.num_speculative_tokens
             new.admission_order, self._num_admissions = self._num_admissions, self._num_admissions + 1
             new.admitted_at = new.admitted_at or time.perf_counter()
             self.rows[row] = new

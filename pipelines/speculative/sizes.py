@@ -219,6 +219,12 @@ class EnginePlan:
                 found=request.generation.stop_strings,
                 allowed="only with `Request.new_watch`, which finds them",
             )
+        if request.generation.grammar is not None and request.new_matcher is None:
+            raise RequestError(
+                field="grammar",
+                found=request.generation.grammar.text,
+                allowed="only with `Request.new_matcher`, which keeps to it",
+            )
         least, most = request.generation.min_new_tokens, self.allowed_new_tokens(request)
         if least > most:
             raise RequestError(field="min_new_tokens", found=least, allowed=f"at most {most} after this prompt")

@@ -125,6 +125,7 @@ class RoundOutput:
     next_length: Int32[Array, "B"]  # length of the proposal for the next round
     non_finite: Bool[Array, "B"]  # the draft's states were not finite: nothing was proposed for the next round
     logprobs: Logprobs | None = None  # of `tokens`; None where the policy has none
+    drafts: Int32[Array, "B drafts"] | None = None  # of the next round; None where the policy has no masks
 
 
 @jax.tree_util.register_dataclass

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -28,11 +28,18 @@ from dspark_jax.pipelines.sampling.draft_sampler import DraftSampler
 from dspark_jax.pipelines.sampling.logprobs import logprobs_of
 from dspark_jax.pipelines.sampling.policy import GREEDY, Policy
 from dspark_jax.pipelines.sampling.rules import Rule
+from dspark_jax.pipelines.sampling.token_masks import TokenMasks
 from dspark_jax.pipelines.speculative.acceptance import Verdict, VerifyLogits, cut_emission, decide
 from dspark_jax.pipelines.speculative.state import NO_TOKEN, PromptChunk, RoundOutput, RoundState, Rows
 from dspark_jax.speculators_common.numerics.argmax import argmax
 
-Step = Callable[[RoundState, PromptChunk | None], tuple[RoundState, RoundOutput]]
+
+class Step(Protocol):
+    """One round. `masks` are needed if the policy has masks, and say nothing otherwise."""
+
+    def __call__(
+        self, state: RoundState, chunk: PromptChunk | None = None, masks: TokenMasks | None = None
+    ) -> tuple[RoundState, RoundOutput]: ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,8 +56,10 @@ class StepConfig:
 def speculative_step(target: Target, draft: Draft | None, config: StepConfig) -> Step:
     """The function of one round for this pair. With `draft` `None` it is plain decoding."""
 
-    def step(state: RoundState, chunk: PromptChunk | None = None) -> tuple[RoundState, RoundOutput]:
-        work = _work(state.rows, chunk, config)
+    def step(
+        state: RoundState, chunk: PromptChunk | None = None, masks: TokenMasks | None = None
+    ) -> tuple[RoundState, RoundOutput]:
+        work = _work(state.rows, chunk, config, masks)
         if config.policy.edits:
             rows = dataclasses.replace(state.rows, history=_with_tokens(state.rows.history, work.batch))
             state = dataclasses.replace(state, rows=rows)
@@ -59,17 +68,21 @@ def speculative_step(target: Target, draft: Draft | None, config: StepConfig) ->
         with jax.named_scope("accept"):
             exact_argmax = functools.partial(argmax, form=state.target_pages.platform.argmax)
             draft_ids = None if draft is None else draft.target_ids
-            verdict = decide(work.proposal, logits, state.rows, config.policy, exact_argmax, draft_ids, config.rule)
+            allowed = None if masks is None else jnp.asarray(masks.words)
+            verdict = decide(
+                work.proposal, logits, state.rows, config.policy, exact_argmax, draft_ids, config.rule, allowed
+            )
             rows, output, kept = _commit(state.rows, work, verdict)
             if config.policy.logprobs:
                 output = dataclasses.replace(output, logprobs=logprobs_of(logits.flat, logits.index, output.tokens))
         state = RoundState(target_pages=target_pages, draft_pages=state.draft_pages, rows=rows)
-        if draft is None:
-            return state, output
-        with jax.named_scope("draft"):
-            state, non_finite = _draft(target, draft, state, work.batch.keep(kept), taps, config)
-        next_length = state.rows.proposal.length
-        return state, dataclasses.replace(output, next_length=next_length, non_finite=non_finite)
+        if draft is not None:
+            with jax.named_scope("draft"):
+                state, non_finite = _draft(target, draft, state, work.batch.keep(kept), taps, config)
+            output = dataclasses.replace(output, next_length=state.rows.proposal.length, non_finite=non_finite)
+        if config.policy.masks:
+            output = dataclasses.replace(output, drafts=state.rows.proposal.tokens)
+        return state, output
 
     return step
 
@@ -86,11 +99,13 @@ class _Work:
     has_chunk: bool
 
 
-def _work(rows: Rows, chunk: PromptChunk | None, config: StepConfig) -> _Work:
+def _work(rows: Rows, chunk: PromptChunk | None, config: StepConfig, masks: TokenMasks | None) -> _Work:
     nothing = jnp.zeros_like(rows.finished)
     is_prompt, is_last = (nothing, nothing) if chunk is None else (chunk.is_prompt, chunk.is_prompt & chunk.is_last)
     prompt_lengths = jnp.zeros_like(rows.committed) if chunk is None else jnp.where(is_prompt, chunk.lengths, 0)
     offered = jnp.where(is_prompt | rows.finished, 0, rows.proposal.length)
+    if masks is not None:
+        offered = jnp.minimum(offered, masks.lengths)
     decodes = ~is_prompt & ~rows.finished
     length, num_tokens = offered, _num_tokens(rows, chunk)
     if config.num_tokens is not None and config.num_tokens < num_tokens:

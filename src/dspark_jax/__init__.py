@@ -11,7 +11,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dspark_jax.pipelines.api import DSparkError, Generation, GenerationResult, Pipeline, PromptFormat, load
+    from dspark_jax.pipelines.api import (
+        DSparkError,
+        Generation,
+        GenerationResult,
+        Grammar,
+        Pipeline,
+        PromptFormat,
+        load,
+    )
 
     __version__: str
 
@@ -19,6 +27,7 @@ __all__ = [
     "DSparkError",
     "Generation",
     "GenerationResult",
+    "Grammar",
     "Pipeline",
     "PromptFormat",
     "__version__",

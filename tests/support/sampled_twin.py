@@ -4,7 +4,7 @@ the random numbers are the package's own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,17 +16,29 @@ from tests.support.random_pairs import next_logits
 LANES = 64
 
 
-def sampled_texts(requests: Sequence[Request]) -> list[tuple[list[int], list[float]]]:
-    """Output ids of every request, and their log-probabilities under the unchanged logits."""
-    return [_text(request) for request in requests]
+Allowed = Callable[[Request, Sequence[int]], np.ndarray | None]
+"""`allowed(request, output)`: whether each id may come next; `None` for every id."""
 
 
-def _text(request: Request) -> tuple[list[int], list[float]]:
+def sampled_texts(
+    requests: Sequence[Request], allowed: Allowed = lambda request, output: None
+) -> list[tuple[list[int], list[float]]]:
+    """Output ids of every request, and their log-probabilities under the unchanged logits. A text also ends where
+    nothing is allowed.
+    """
+    return [_text(request, allowed) for request in requests]
+
+
+def _text(request: Request, allowed: Allowed) -> tuple[list[int], list[float]]:
     options, ids, logprobs = request.generation, list(request.prompt_ids), []
     seed = jnp.asarray(request.seed_words()[None])
     for _ in range(options.max_new_tokens):
         logits = next_logits(ids)
         processed = edited(logits, options, request.prompt_ids, ids[len(request.prompt_ids) :])
+        if (mask := allowed(request, ids[len(request.prompt_ids) :])) is not None:
+            if not mask.any():
+                break
+            processed[~mask] = -np.inf
         numbers = Uniforms(seed, jnp.asarray([len(ids)], jnp.int32)).pair(Purpose.TARGET_CHOICE)
         token = chosen(processed, options, np.asarray(numbers)[0])
         logprobs.append(float(logits[token] - np.logaddexp.reduce(logits)))

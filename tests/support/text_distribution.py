@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dspark_jax.pipelines.sampling.generation import Generation
-from tests.support.bigram_pair import LENGTH, TABLE, VOCAB
+from tests.support.bigram_pair import FOLLOWS, LENGTH, TABLE, VOCAB
 from tests.support.sampled_twin import edited, filtered
 
 _FEWEST = 5  # expected draws of a cell: rarer texts are counted together
@@ -25,6 +25,8 @@ def text_probabilities(generation: Generation) -> np.ndarray:
         for place, token in enumerate(text):
             before = (0, *text[:place])
             logits = edited(TABLE[before[-1]].astype(np.float64), generation, before[:1], before[1:])
+            if generation.grammar is not None:
+                logits[~FOLLOWS[before[-1]]] = -np.inf
             if generation.temperature:
                 probability *= filtered(logits, generation)[token]
             else:

@@ -42,6 +42,10 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
         (["--json", "--logprobs", "21"], "--logprobs: found 21, allowed 0..20"),
         (["--logprobs", "2"], "--logprobs: found without --json"),
         (["--stop", "a"], "--stop: found ('a',), allowed only with a tokenizer"),
+        (["--regex", "a"], "--regex: found 'a', allowed only with a tokenizer"),
+        (["--regex", " "], "--regex: found Grammar(kind='regex', text=' '), allowed a `Grammar`"),
+        (["--regex", "a", "--grammar", "b"], "argument --grammar: not allowed with argument --regex"),
+        (["--json-schema", "none.json"], "none.json: --json-schema: cannot be read: No such file"),
         (["--n", "2"], "--n: found 2, allowed 1 in greedy decoding"),
         (["--temperature", "1", "--n", "0"], "--n: found 0, allowed 1..1024"),
         (["--temperature", "1", "--n", "2", "--compare"], "--compare: found beside --n above 1"),
@@ -124,3 +128,16 @@ def test_a_stop_string_ends_the_printed_text(run, texts: RecordedPair) -> None:
     finished = run(*arguments, target=texts.target)
     assert finished.out == whole[: whole.index(string)] + "\n"
     assert "(stop)" in finished.err
+
+
+def test_json_follows_a_schema(run, texts: RecordedPair, tmp_path: Path) -> None:
+    schema, wrong = tmp_path / "schema.json", tmp_path / "wrong.json"
+    schema.write_text('{"type": "array", "items": {"enum": ["a", 17]}, "minItems": 2, "maxItems": 2}')
+    asked = ("--prompt-ids", "5,17,3", "--max-new-tokens", 40, "--json", "--stop-ids", 2)
+    found = run(*asked, "--json-schema", schema, target=texts.target)
+    assert found.status == 0
+    assert set(json.loads(json.loads(found.out)["text"])) <= {"a", 17}
+    assert "greedy, text of a JSON schema" in found.err
+    wrong.write_text('{"type": "arr"}')
+    refused = run(*asked, "--json-schema", wrong, target=texts.target)
+    assert_refused(refused, "--json-schema: found a json_schema that llguidance refuses: Invalid type: arr")

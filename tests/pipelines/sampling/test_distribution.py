@@ -16,6 +16,7 @@ import pytest
 
 from dspark_jax.pipelines.sampling import draft_sampler, draws, edits, filters
 from dspark_jax.pipelines.sampling.generation import Generation
+from dspark_jax.pipelines.sampling.grammar import Grammar
 from tests.support import compilation
 from tests.support.bigram_pair import Pair
 from tests.support.text_distribution import deviation
@@ -48,6 +49,8 @@ PAIRS = {
 }
 BOTH_KINDS = ("argmax", "sampled, pruned")  # they run with all controls
 OTHERS = tuple(pair for pair in PAIRS if pair not in BOTH_KINDS)
+GRAMMAR = Generation(temperature=1.3, top_k=4, grammar=Grammar.regex("what may follow"))
+MASKED = Pair(proposal="sampled", masked=True, keeps_refused=True, verified_share=0.5, pruned=True)
 VARIED = dataclasses.replace(CONTROLS["penalties"], temperature=1.5, min_p=0.02)
 
 
@@ -93,6 +96,19 @@ def test_every_markov_head_and_packed_verification_keep_the_distribution(pair: s
     found = deviation(texts, VARIED)
     assert found.is_chance, found
     assert accepted > 0.1 * NUM_TEXTS
+
+
+def test_texts_with_a_grammar_have_the_distribution_of_masked_logits() -> None:
+    texts, accepted = _texts(MASKED, [GRAMMAR] * NUM_TEXTS)
+    found = deviation(texts, GRAMMAR)
+    assert found.is_chance, found
+    assert accepted > 0.1 * NUM_TEXTS
+
+
+def test_sampled_drafts_that_are_cut_before_they_are_refused_are_found() -> None:
+    """Whether a slot is verified would depend on its own draft."""
+    texts, _ = _texts(dataclasses.replace(MASKED, keeps_refused=False), [GRAMMAR] * NUM_TEXTS)
+    assert not deviation(texts, GRAMMAR).is_chance
 
 
 def _with_wrong(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, wrong: Any, pair: Pair) -> Any:
