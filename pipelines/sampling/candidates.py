@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -63,7 +63,7 @@ def _largest(values: Float[Array, "T n"], count: int) -> tuple[Int32[Array, "T c
     ordered = jnp.where(bits < 0, bits ^ _HIGHEST, bits)  # integers in the order of the floats
 
     def halve(
-        _: int, bounds: tuple[Int32[Array, "T"], Int32[Array, "T"]]
+        _: Any, bounds: tuple[Int32[Array, "T"], Int32[Array, "T"]]
     ) -> tuple[Int32[Array, "T"], Int32[Array, "T"]]:
         reached, above = bounds
         middle = (reached & above) + ((reached ^ above) >> 1)  # their mean, without overflow

@@ -13,6 +13,7 @@ import pytest
 
 from dspark_jax.pipelines.api import PreparedPipeline, prepare
 from dspark_jax.pipelines.sampling.generation import Generation
+from dspark_jax.pipelines.sampling.grammar import Grammar
 from dspark_jax.speculators_common.errors import RequestError
 from tests.support import text_pair
 from tests.support.text_pair import RecordedPair
@@ -51,6 +52,9 @@ def prepared(pair: RecordedPair) -> PreparedPipeline:
         ({"stop_ids": ("75",)}, "stop_ids: found"),
         ({"confidence_threshold": "0.5"}, r"confidence_threshold: found '0\.5', allowed 0\.\.1"),
         ({"confidence_threshold": None}, "confidence_threshold: found None"),
+        ({"temperature": "hot"}, r"temperature: found 'hot', allowed 0\.\.100"),
+        ({"grammar": "a+"}, r"grammar: found 'a\+', allowed a `Grammar` of kind json_schema, regex, lark"),
+        ({"grammar": Grammar("json_schema", 5)}, "grammar: found .*, allowed a `Grammar`"),  # type: ignore[arg-type]
     ],
 )
 def test_an_option_of_a_request(prepared: PreparedPipeline, options: dict[str, Any], message: str) -> None:
@@ -90,3 +94,9 @@ def test_a_name_of_a_checkpoint(found: Any, tmp_path: Path) -> None:
 def test_an_argument_of_load(pair: RecordedPair, options: dict[str, Any], message: str) -> None:
     with pytest.raises(RequestError, match=message):
         prepare(pair.target, pair.draft, **options)
+
+
+def test_a_kind_of_proposal_that_does_not_exist(pair: RecordedPair) -> None:
+    wrong: Any = "beam"
+    with pytest.raises(RequestError, match="proposal: found 'beam', allowed argmax or sampled"):
+        prepare(pair.target, pair.draft, dtype="float32", proposal=wrong)

@@ -15,7 +15,7 @@ import pytest
 
 from dspark_jax.architectures.proposal import Proposal
 from dspark_jax.pipelines.sampling.controls import neutral_controls
-from dspark_jax.pipelines.sampling.draws import row_sums
+from dspark_jax.pipelines.sampling.draws import Uniforms, row_sums
 from dspark_jax.pipelines.sampling.filters import token_weights
 from dspark_jax.pipelines.speculative import acceptance
 from tests.support.recorded_tensors import load_recorded
@@ -37,7 +37,7 @@ FIELDS = (
 NO_TOKEN, MOST_DRAFTS = -1, 5
 
 
-class RecordedUniforms:
+class RecordedUniforms(Uniforms):
     """The recorded numbers for acceptance; those of choices are not recorded."""
 
     def __init__(self, numbers: Any) -> None:
@@ -74,7 +74,7 @@ def _accept(proposal: Proposal, logits: Any, target: acceptance.TargetChoices, n
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(acceptance, "residual_weights", residual_weights)
-        uniforms: Any = RecordedUniforms(numbers)
+        uniforms = RecordedUniforms(numbers)
         verdict = acceptance.accept_sampled(proposal, acceptance.VerifyLogits(**logits), target, uniforms, None)
     return verdict, taken[0]
 

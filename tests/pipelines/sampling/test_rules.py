@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dspark_jax.architectures.nn.attention.kv_params import KVParams
 from dspark_jax.architectures.proposal import Proposal
 from dspark_jax.pipelines.sampling.generation import Generation
 from dspark_jax.pipelines.sampling.policy import Policy
@@ -127,12 +128,11 @@ def test_a_text_that_names_no_rule_is_refused(text: str) -> None:
         ({"acceptance": Relaxed()}, False, "only with a draft"),
         ({"acceptance": Relaxed(), "proposal": "sampled"}, True, "exact, with sampled drafts"),
         ({"acceptance": Synthetic(0.5), "proposal": "sampled"}, True, "exact, with sampled drafts"),
-        ({"proposal": "beam"}, True, "argmax or sampled"),
     ],
 )
 def test_rules_that_cannot_be_combined_are_refused(options: dict[str, Any], with_draft: bool, allowed: str) -> None:
     draft = ChainDraft("none", pruned=False, sample_from_anchor=True) if with_draft else None
-    params: Any = None
+    params = KVParams(num_layers=1, num_key_value_heads=1, head_dim=1)
     with pytest.raises(RequestError, match=allowed):
         EnginePlan.of(
             EngineOptions(**options), vocab_size=6, target_params=params, draft=None if draft is None else draft.config
