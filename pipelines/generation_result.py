@@ -111,7 +111,7 @@ class Output:
     def __init__(
         self, index: int, request: Request, tokenizer: Tokenizer | None, *, acceptance: str, stream: bool
     ) -> None:
-        """`acceptance` is the name of the rule. Without `stream` pieces have no text, and the text is decoded at the end."""
+        """`acceptance` names the rule. Without `stream` pieces have no text; the text is decoded once, at the end."""
         self._index, self._request, self._tokenizer, self._acceptance = index, request, tokenizer, acceptance
         self._text = _text_of(request, tokenizer) if stream and tokenizer is not None else None
         self._first = self._last = 0.0

@@ -1,7 +1,8 @@
 """Measures plain and speculative decoding of one pair. Nothing is printed here.
 
-All engines run in one process with the same loaded modules: one decodes plainly, and there is one for each k. They
-decode greedily, at batch 1, with the device loop. After warm-up every prompt is decoded by all engines in turn, on
+All engines run in one process with the same loaded modules: one decodes plainly, and there is one for each k, at a
+temperature one for each k and kind of proposal. They decode at batch 1, with the device loop, greedily or with the same
+seed for every prompt. After warm-up every prompt is decoded by all engines in turn, on
 every second repeat in the opposite order. Each repeat also times the compiled programs alone. The predicted speed-up,
 tau / cost of a round, uses only these times, so it is independent of the decoding times that it is compared with.
 """
@@ -37,14 +38,17 @@ from dspark_jax.pipelines.bench.machine import (
 from dspark_jax.pipelines.bench.options import ALL_SETS, BenchmarkOptions, PromptSet, check_benchmark
 from dspark_jax.pipelines.bench.packed import PackedRounds, packed_rounds
 from dspark_jax.pipelines.bench.probes import RoundClock, StreamSeconds, stream_seconds
+from dspark_jax.pipelines.bench.sampled import SampledRounds, sampled_rounds
 from dspark_jax.pipelines.checkpoints.loading import LoadedDraft, LoadedTarget
 from dspark_jax.pipelines.compilation import CompileClock
-from dspark_jax.pipelines.sampling.generation import Generation, Request
+from dspark_jax.pipelines.sampling.generation import Request
+from dspark_jax.pipelines.sampling.policy import Policy
 from dspark_jax.pipelines.speculative.engine import Engine
-from dspark_jax.pipelines.speculative.sizes import EngineOptions
+from dspark_jax.pipelines.speculative.sizes import EngineOptions, ProposalKind
 from dspark_jax.speculators_common.errors import RequestError
 
 _EMPTY_CALLS = 20
+_SEED = 0  # of every prompt: all repeats and engines get the same random numbers
 _SMALLEST_CACHE = 256  # positions that the engine's smallest program reads
 
 
@@ -53,6 +57,7 @@ class RoundFigures:
     """The round of one k on one prompt, timed in the device loop and in the driver with one call per round."""
 
     num_speculative_tokens: int
+    proposal: ProposalKind
     plain_step_seconds: float  # timed alone in the device loop, as are the next two
     round_seconds: float
     verify_seconds: float  # the round without drafting
@@ -66,6 +71,7 @@ class EngineStart:
     """Start-up of one engine."""
 
     num_speculative_tokens: int  # 0: plain
+    proposal: ProposalKind
     num_programs: int
     seconds: float  # to compile all programs and run each once
     compile_seconds: float  # part of `seconds`: tracing, lowering, and compiling or reading from the cache
@@ -87,6 +93,7 @@ class Benchmark:
     sets: tuple[SetFigures, ...]  # per k: each prompt set, then all of them together
     rounds: tuple[RoundFigures, ...]  # per k
     packed: tuple[PackedRounds, ...]  # per k; empty without a confidence threshold
+    sampled: tuple[SampledRounds, ...]  # per k and kind of proposal; empty in greedy decoding
     roofline: Roofline
 
     @property
@@ -131,6 +138,7 @@ def run_benchmark(
         sets=tuple(bench.compared()),
         rounds=tuple(bench.round_figures()),
         packed=tuple(bench.packed(report_step)),
+        sampled=tuple(bench.sampled(report_step)),
         roofline=bench.roofline(plain[ALL_SETS].seconds_per_round),
     )
 
@@ -151,12 +159,13 @@ class _Bench:
         while positions < longest + headroom:
             positions *= 2
         self.engine_options = EngineOptions(max_seq_len=positions - headroom, max_stop_ids=max(8, len(target.stop_ids)))
-        self.engines = [self._engine(0), *(self._engine(k) for k in self.ks)]
+        modes: list[tuple[int, ProposalKind]] = [(k, proposal) for k in self.ks for proposal in options.proposals]
+        self.engines = [self._engine(0, "argmax"), *(self._engine(k, proposal) for k, proposal in modes)]
         assert len({engine.plan.page_buckets for engine in self.engines}) == 1
         self.buckets = PageBuckets(counts=self.engines[0].plan.page_buckets, page_size=page_size)
         self.rounds = [self._clock(engine, engine.plan.num_speculative_tokens) for engine in self.engines]
         # An engine without a draft, with drafts in its state, verifies them and drafts nothing.
-        self.verifications = [self._clock(self.engines[0], k) for k in (0, *self.ks)]
+        self.verifications = [self._clock(self.engines[0], k) for k in (0, *(k for k, _ in modes))]
         self.streams: dict[int, list[StreamSeconds]] = {index: [] for index in range(1, len(self.engines))}
         self.memory = ReadProbe(options.bandwidth_bytes)
         self.runs: dict[tuple[str, int, int], list[Run]] = {}  # (set, prompt, engine) -> repeats
@@ -168,11 +177,12 @@ class _Bench:
         report_step(f"compile {_mode(k)}")
         started = time.perf_counter()
         with CompileClock().watching() as clock:
-            num_programs = engine.warmup(stream=False)
+            num_programs = engine.warmup(stream=False, policies=(Policy.of(self.options.sampling),))
         seconds = time.perf_counter() - started
         first = Run.of(engine.generate([self._request(self.sets[0].prompts[0])])[0])
         return EngineStart(
             num_speculative_tokens=k,
+            proposal=engine.options.proposal,
             num_programs=num_programs,
             seconds=seconds,
             compile_seconds=clock.seconds(),
@@ -229,6 +239,7 @@ class _Bench:
                     engine.plan.num_speculative_tokens,
                     seconds,
                     self.buckets,
+                    proposal=engine.options.proposal,
                 )
 
     def round_figures(self) -> Iterator[RoundFigures]:
@@ -243,6 +254,7 @@ class _Bench:
             wall = statistics.median(stream.wall for stream in streams)
             yield RoundFigures(
                 num_speculative_tokens=k,
+                proposal=self.engines[index].options.proposal,
                 plain_step_seconds=mean_seconds(self.rounds[0].medians(), step_pages),
                 round_seconds=mean_seconds(self.rounds[index].medians(), pages),
                 verify_seconds=mean_seconds(self.verifications[index].medians(), pages),
@@ -258,6 +270,14 @@ class _Bench:
         for index, engine in enumerate(self.engines[1:], start=1):
             report_step(f"rounds of several rows, {_mode(engine.plan.num_speculative_tokens)}")
             yield packed_rounds(engine, mode_figures(self.runs_of(ALL_SETS, index)))
+
+    def sampled(self, report_step: Callable[[str], None]) -> Iterator[SampledRounds]:
+        """Per k and kind of proposal, what a round costs with the controls. Nothing in greedy decoding."""
+        if not self.options.sampling.samples:
+            return
+        for engine in self.engines[1:]:
+            report_step(f"rounds with and without controls, {_mode(engine.plan.num_speculative_tokens)}")
+            yield sampled_rounds(engine, self.options.sampling, self.options.sampled_rows)
 
     def roofline(self, step_seconds: float) -> Roofline:
         """The bound that the measured memory bandwidth sets to a plain step of `step_seconds`."""
@@ -283,7 +303,7 @@ class _Bench:
             "dtype": jnp.dtype(options.dtype).name,
             "num_speculative_tokens": [engine.plan.num_speculative_tokens for engine in self.engines[1:]],
             "confidence_threshold": options.confidence_threshold,
-            "sampling": "greedy",
+            "sampling": options.sampling.described,
             "driver": "device loop",
             "batch_size": 1,
             "max_new_tokens": options.max_new_tokens,
@@ -296,25 +316,29 @@ class _Bench:
             "rounds_per_call": self.engine_options.rounds_per_call,
         }
 
-    def _engine(self, k: int) -> Engine:
+    def _engine(self, k: int, proposal: ProposalKind) -> Engine:
         draft = None if self.draft is None or not k else self.draft.module
-        return Engine(
-            self.target.module, draft, dataclasses.replace(self.engine_options, num_speculative_tokens=k or None)
-        )
+        options = dataclasses.replace(self.engine_options, num_speculative_tokens=k or None, proposal=proposal)
+        return Engine(self.target.module, draft, options)
 
     def _clock(self, engine: Engine, num_verified: int) -> RoundClock:
         threshold = self.options.confidence_threshold if engine.plan.num_speculative_tokens else 0.0
         return RoundClock(
-            engine.probe(num_verified=num_verified, generation=Generation(confidence_threshold=threshold))
+            engine.probe(
+                num_verified=num_verified,
+                generation=dataclasses.replace(self.options.sampling, confidence_threshold=threshold),
+            )
         )
 
     def _request(self, ids: tuple[int, ...]) -> Request:
         return Request(
             prompt_ids=ids,
-            generation=Generation(
+            generation=dataclasses.replace(
+                self.options.sampling,
                 max_new_tokens=self.options.max_new_tokens,
                 stop_ids=self.target.stop_ids,
                 confidence_threshold=self.options.confidence_threshold,
+                seed=_SEED,
             ),
         )
 

@@ -12,6 +12,7 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from dspark_jax.pipelines.speculative.completion import Completion, reaching
+from dspark_jax.pipelines.speculative.sizes import ProposalKind
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -136,6 +137,7 @@ class SetFigures:
     name: str
     num_prompts: int
     num_speculative_tokens: int
+    proposal: ProposalKind
     plain: ModeFigures
     speculative: ModeFigures
     ratio: float  # speculative / plain tokens per second, after the first token
@@ -158,6 +160,8 @@ def compare(
     num_speculative_tokens: int,
     seconds: ProgramSeconds,
     buckets: PageBuckets,
+    *,
+    proposal: ProposalKind = "argmax",
 ) -> SetFigures:
     """The figures of one set. `plain` and `speculative` hold the same prompts in the same order, equally often."""
     plain_figures, figures = mode_figures(plain), mode_figures(speculative)
@@ -174,6 +178,7 @@ def compare(
         name=name,
         num_prompts=len(plain),
         num_speculative_tokens=num_speculative_tokens,
+        proposal=proposal,
         plain=plain_figures,
         speculative=figures,
         ratio=ratio,

@@ -10,9 +10,12 @@ from jax.typing import DTypeLike
 
 from dspark_jax.pipelines.checkpoints.loading import AnyDraft, AnyTarget
 from dspark_jax.pipelines.requests import check_threshold
-from dspark_jax.pipelines.speculative.sizes import drafts_per_round
+from dspark_jax.pipelines.sampling.checks import check_generation
+from dspark_jax.pipelines.sampling.generation import Generation
+from dspark_jax.pipelines.speculative.sizes import PROPOSAL_KINDS, EngineOptions, ProposalKind, drafts_per_round
 from dspark_jax.speculators_common.errors import RequestError
 
+GREEDY = Generation()
 ALL_SETS = "all"  # the name of all prompt sets together
 
 
@@ -32,8 +35,15 @@ class BenchmarkOptions:
     max_new_tokens: int = 96
     repeats: int = 3
     confidence_threshold: float = 0.0
+    sampling: Generation = GREEDY  # temperature, filters and penalties of every prompt
+    sampled_rows: tuple[int, ...] = (1, 8)  # rows of the rounds that are timed with these controls and greedily
     dtype: DTypeLike = jnp.bfloat16  # of the loaded modules
     bandwidth_bytes: int = 1 << 29  # size of the array whose reading gives the bandwidth
+
+    @property
+    def proposals(self) -> tuple[ProposalKind, ...]:
+        """The kinds of proposal to measure: both at a temperature. In greedy decoding they are the same."""
+        return PROPOSAL_KINDS if self.sampling.samples else ("argmax",)
 
 
 def check_benchmark(
@@ -44,6 +54,13 @@ def check_benchmark(
     Raises `RequestError` for options that the pair or the prompts do not allow.
     """
     _check_prompts(target, sets, options)
+    sizes = EngineOptions()
+    check_generation(
+        options.sampling,
+        vocab_size=target.config.vocab_size,
+        most_stop_ids=sizes.max_stop_ids,
+        most_biased_ids=sizes.max_biased_ids,
+    )
     asked = tuple(dict.fromkeys(options.num_speculative_tokens))
     check_threshold(options.confidence_threshold, None if draft is None else draft.config)
     if draft is None:

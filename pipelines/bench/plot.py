@@ -37,7 +37,9 @@ def save_plot(benchmark: Benchmark, path: Path | str) -> None:
 
     best = benchmark.best
     sets = [
-        figures for figures in benchmark.sets if best and figures.num_speculative_tokens == best.num_speculative_tokens
+        figures
+        for figures in benchmark.sets
+        if best and (figures.num_speculative_tokens, figures.proposal) == (best.num_speculative_tokens, best.proposal)
     ]
     # A gap sets the last group, all sets together, apart.
     centres = [index + (0.35 if name == ALL_SETS else 0.0) for index, name in enumerate(benchmark.plain)]

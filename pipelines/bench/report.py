@@ -10,6 +10,7 @@ from dspark_jax.pipelines.bench.benchmark import Benchmark, EngineStart, RoundFi
 from dspark_jax.pipelines.bench.figures import ModeFigures, SetFigures
 from dspark_jax.pipelines.bench.options import ALL_SETS
 from dspark_jax.pipelines.bench.packed import PackedRounds
+from dspark_jax.pipelines.bench.sampled import SampledRounds
 
 _LEGEND = (
     "ratio: speculative / plain tokens per second after the first token, its range over repeats and over prompts; "
@@ -38,10 +39,10 @@ def as_text(benchmark: Benchmark) -> str:
 
 def _lines(benchmark: Benchmark) -> Iterator[str]:
     yield from _settings(benchmark)
-    for k in benchmark.settings["num_speculative_tokens"]:
+    for mode in dict.fromkeys(map(_mode_of, benchmark.sets)):
         yield ""
-        yield f"{_mode(k)} a round"
-        yield from _set_table([figures for figures in benchmark.sets if figures.num_speculative_tokens == k])
+        yield f"{mode} a round"
+        yield from _set_table([figures for figures in benchmark.sets if _mode_of(figures) == mode])
     if not benchmark.sets:
         yield ""
         yield from _plain_table(benchmark.plain)
@@ -51,12 +52,13 @@ def _lines(benchmark: Benchmark) -> Iterator[str]:
     yield ""
     yield from (_round_line(figures) for figures in benchmark.rounds)
     yield from (_packed_line(figures) for figures in benchmark.packed)
+    yield from (_sampled_line(figures) for figures in benchmark.sampled)
     yield _roofline_line(benchmark)
     yield from _start_lines(benchmark)
     if benchmark.best is not None:
         best = benchmark.best
         gain = f"{best.ratio:.2f}x plain decoding, tau {best.speculative.tau:.2f}"
-        yield f"best over all sets: {_mode(best.num_speculative_tokens)} a round, {gain}"
+        yield f"best over all sets: {_mode_of(best)} a round, {gain}"
 
 
 def _settings(benchmark: Benchmark) -> Iterator[str]:
@@ -142,7 +144,7 @@ def _aligned(rows: Sequence[Sequence[str]], left: set[int]) -> Iterator[str]:
 
 def _round_line(figures: RoundFigures) -> str:
     return (
-        f"{_mode(figures.num_speculative_tokens)}: round {_ms(figures.round_seconds)} (verify "
+        f"{_mode_of(figures)}: round {_ms(figures.round_seconds)} (verify "
         f"{_ms(figures.verify_seconds)}), plain step {_ms(figures.plain_step_seconds)} in the device loop; one call a "
         f"round {_ms(figures.stream_seconds)}, of it host {_ms(figures.host_seconds)} = {figures.host_share:.1%}"
     )
@@ -172,11 +174,7 @@ def _start_lines(benchmark: Benchmark) -> Iterator[str]:
     loaded = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in benchmark.load_seconds.items())
     yield f"load: {loaded or 'not timed'}; " + "; ".join(_start(start) for start in benchmark.starts)
     firsts = [("plain", benchmark.plain[ALL_SETS])]
-    firsts += [
-        (_mode(figures.num_speculative_tokens), figures.speculative)
-        for figures in benchmark.sets
-        if figures.name == ALL_SETS
-    ]
+    firsts += [(_mode_of(figures), figures.speculative) for figures in benchmark.sets if figures.name == ALL_SETS]
     prompts = ", ".join(f"{mode} {_ms(figures.first_token_seconds)}" for mode, figures in firsts)
     start = f"{benchmark.start_to_first_token_seconds:.1f} s from the start of loading"
     yield f"to the first token: {start}; when warm (median prompt) {prompts}"
@@ -186,13 +184,25 @@ def _start(start: EngineStart) -> str:
     executables = start.from_cache + start.compiled
     source = f"{start.from_cache} of {executables} executables from the cache" if executables else "no cache"
     return (
-        f"{_mode(start.num_speculative_tokens)} ready after {start.seconds:.1f} s, {start.compile_seconds:.1f} s "
-        f"of it compiling ({source})"
+        f"{_mode_of(start)} ready after {start.seconds:.1f} s, {start.compile_seconds:.1f} s of it compiling ({source})"
     )
+
+
+def _sampled_line(figures: SampledRounds) -> str:
+    rounds = [
+        f"{rows} row{'s' if rows > 1 else ''} {_ms(seconds)} ({figures.ratio(rows):.2f} of a greedy round)"
+        for rows, seconds in figures.sampled.items()
+    ]
+    return f"{_mode_of(figures)}, a round with these controls: {', '.join(rounds)}"
 
 
 def _mode(k: int) -> str:
     return "plain" if not k else f"{k} draft{'s' if k > 1 else ''}"
+
+
+def _mode_of(figures: SetFigures | RoundFigures | EngineStart | SampledRounds) -> str:
+    k = figures.num_speculative_tokens
+    return _mode(k) if figures.proposal == "argmax" else _mode(k).replace(" ", f" {figures.proposal} ")
 
 
 def _ms(seconds: float) -> str:

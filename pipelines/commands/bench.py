@@ -26,6 +26,7 @@ from dspark_jax.pipelines.commands.arguments import (
     template_vars,
     whole_number,
 )
+from dspark_jax.pipelines.commands.sampling_arguments import add_numbers, numbers_of
 from dspark_jax.pipelines.text.prompts_file import FilePrompt, read_prompts_file
 from dspark_jax.speculators_common.errors import RequestError
 
@@ -42,7 +43,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         help="plain against speculative decoding, in one process",
         description=(
             "Time plain against speculative decoding of the same prompts, in turn, in one process: batch of "
-            "one, greedy, device loop."
+            "one, device loop, greedy unless a temperature is given."
         ),
     )
     models = parser.add_argument_group("models")
@@ -55,6 +56,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         help="drafts per round, several to compare them (all of the block)",
     )
     add_confidence_threshold(models)
+    add_numbers(parser.add_argument_group("sampling: at a temperature both kinds of proposal are measured"))
     add_draft_overrides(models)
     prompts = parser.add_argument_group("prompts")
     prompts.add_argument(
@@ -124,6 +126,7 @@ def _measure(args: argparse.Namespace, texts: dict[str, list[FilePrompt]]) -> tu
         max_new_tokens=args.max_new_tokens,
         repeats=args.repeats,
         confidence_threshold=args.confidence_threshold,
+        sampling=numbers_of(args),
         dtype=args.dtype,
     )
     clock = _LoadClock()

@@ -94,8 +94,8 @@ def _read_text(file: str, flag: str) -> str:
         raise RequestError(f"cannot be read: {reason}", file=file, field=flag) from error
 
 
-def add_sampling(sampling: Arguments) -> None:
-    """The flags that say how tokens are chosen."""
+def add_numbers(sampling: Arguments) -> None:
+    """Temperature, filters and penalties."""
     for flag, kind, metavar, what in (
         ("--temperature", any_number, "X", "draw tokens at random; 0 is greedy decoding (0)"),
         ("--top-k", integer, "N", "draw among the N most probable tokens; 0 is off (0)"),
@@ -106,6 +106,11 @@ def add_sampling(sampling: Arguments) -> None:
         ("--frequency-penalty", any_number, "X", "subtracted once for each time that the output has the token (0)"),
     ):
         sampling.add_argument(flag, type=kind, metavar=metavar, help=what)
+
+
+def add_sampling(sampling: Arguments) -> None:
+    """The flags that say how tokens are chosen."""
+    add_numbers(sampling)
     sampling.add_argument(
         "--logit-bias",
         type=_logit_bias,
@@ -138,6 +143,14 @@ def add_sampling(sampling: Arguments) -> None:
         action="store_true",
         help="take defaults from the target's generation_config.json; flags win",
     )
+
+
+def numbers_of(args: argparse.Namespace) -> Generation:
+    """The options that the flags of `add_numbers` state."""
+    from dspark_jax.pipelines.sampling.generation import Generation
+
+    stated = {name: value for name in _SHOWN if (value := getattr(args, name)) is not None}
+    return Generation(**stated)
 
 
 def generation_of(args: argparse.Namespace, stated: StatedGeneration | None) -> Generation:

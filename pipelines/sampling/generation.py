@@ -21,6 +21,15 @@ _LISTS = {
     "banned_ids": "token ids",
     "logit_bias": "pairs of a token id and a number",
 }
+_NUMBERS = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,6 +61,14 @@ class Generation:
     def samples(self) -> bool:
         """Whether tokens are drawn at random."""
         return self.temperature > 0
+
+    @property
+    def described(self) -> str:
+        """How tokens are chosen, in words: `greedy`, or `temperature 0.8, top_p 0.9`. Seeds and ids are left out."""
+        neutral = Generation()
+        changed = [name for name in _NUMBERS if getattr(self, name) != getattr(neutral, name)]
+        said = [f"{name} {getattr(self, name):g}" for name in changed]
+        return ", ".join(said if self.samples else ["greedy", *said])
 
     @property
     def edits_logits(self) -> bool:

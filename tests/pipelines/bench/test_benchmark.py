@@ -21,6 +21,7 @@ from dspark_jax.pipelines.bench.probes import RoundClock, alternating_medians, s
 from dspark_jax.pipelines.bench.report import as_json, as_text
 from dspark_jax.pipelines.checkpoints.loading import LoadedDraft, LoadedTarget, load_draft, load_target
 from dspark_jax.pipelines.commands import bench
+from dspark_jax.pipelines.sampling.generation import Generation
 from dspark_jax.pipelines.speculative.engine import Engine, EngineOptions
 from dspark_jax.speculators_common.errors import DSparkError, RequestError
 from tests.support.requests import request_for
@@ -133,9 +134,36 @@ def test_without_a_draft_plain_decoding_is_measured_alone(pair: tuple[LoadedTarg
     assert "plain tok/s" in as_text(measured)
 
 
+@pytest.mark.slow
+def test_at_a_temperature_both_kinds_of_proposal_are_measured(pair: tuple[LoadedTarget, LoadedDraft]) -> None:
+    options = BenchmarkOptions(
+        num_speculative_tokens=(2,),
+        max_new_tokens=8,
+        repeats=1,
+        dtype=jnp.float32,
+        bandwidth_bytes=1 << 16,
+        sampling=Generation(temperature=0.8, top_p=0.9),
+        sampled_rows=(1,),
+    )
+    measured = run_benchmark(*pair, PROMPTS[1:], options)
+    together = [figures for figures in measured.sets if figures.name == ALL_SETS]
+    assert [(figures.num_speculative_tokens, figures.proposal) for figures in together] == [
+        (2, "argmax"),
+        (2, "sampled"),
+    ]
+    assert together[0].identical_texts == 1  # the same seed
+    assert [figures.proposal for figures in measured.sampled] == ["argmax", "sampled"]
+    assert all(figures.ratio(1) > 0 for figures in measured.sampled)
+    text = as_text(measured)
+    assert "temperature 0.8, top_p 0.9, batch 1" in text
+    assert "2 sampled drafts a round" in text
+    assert text.count("of a greedy round") == 2
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"sampling": Generation(temperature=-1)}, "temperature: found -1, allowed 0..100"),
         ({"num_speculative_tokens": (2, 9)}, "num_speculative_tokens: found 9, allowed 1..5 ("),
         ({"max_new_tokens": 1}, "max_new_tokens: found 1, allowed 2 or more"),
         ({"repeats": 0}, "repeats: found 0, allowed 1 or more"),
