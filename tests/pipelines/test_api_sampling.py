@@ -170,9 +170,5 @@ def test_a_grammar_that_nothing_matches_is_refused_before_any_text(pipeline: Pip
     ):
         with pytest.raises(RequestError, match=r"grammar: found .*, allowed one that a text can begin with"):
             pipeline.generate(pair.prompt(0), grammar=grammar, **fields)
-    wrongs: list[Any] = ["a+", Grammar.regex(" "), Grammar("python", "a")]  # type: ignore[arg-type]
-    for wrong in wrongs:
-        with pytest.raises(
-            RequestError, match=r"grammar: found .*, allowed a `Grammar` of kind json_schema, regex, lark"
-        ):
-            pipeline.generate(pair.prompt(0), grammar=wrong)
+    with pytest.raises(RequestError, match=r"grammar: found .*, allowed a `Grammar` of kind json_schema, regex, lark"):
+        pipeline.generate(pair.prompt(0), grammar=Grammar.regex(" "))
