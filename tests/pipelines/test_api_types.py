@@ -18,7 +18,6 @@ from dspark_jax.speculators_common.errors import RequestError
 from tests.support import text_pair
 from tests.support.text_pair import RecordedPair
 
-
 any_grammar: Any = Grammar  # takes wrong types
 
 
