@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import UInt32
 
 from dspark_jax.pipelines.sampling.generation import Generation
-from dspark_jax.pipelines.sampling.token_masks import full_words, has_token
+from dspark_jax.pipelines.sampling.token_masks import full_words, has_token, words_of
 from dspark_jax.pipelines.sampling.token_matcher import TokenMatcher
 
 
@@ -28,8 +28,8 @@ class Continuations:
         self._stops = frozenset(generation.stop_ids or ())
         self._banned = frozenset(generation.banned_ids)
         self._vocabulary = full_words(vocab_size)
-        self._ordinary = self._vocabulary & ~_words_of(self._stops | self._banned, vocab_size)
-        self._ends = _words_of(self._stops - self._banned, vocab_size)
+        self._ordinary = self._vocabulary & ~words_of(self._stops | self._banned, vocab_size)
+        self._ends = words_of(self._stops - self._banned, vocab_size)
         self._num_tokens = 0
         self._next = self._allowed(0)
 
@@ -83,10 +83,3 @@ class Continuations:
 
     def _may_end(self, num_drafts: int) -> bool:
         return self._num_tokens + num_drafts >= self._min_new_tokens and self._matcher.is_complete()
-
-
-def _words_of(ids: frozenset[int], vocab_size: int) -> UInt32[np.ndarray, "words"]:
-    words = np.zeros_like(full_words(vocab_size))
-    for token in ids:
-        words[token // 32] |= np.uint32(1 << token % 32)
-    return words

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -45,6 +45,14 @@ def full_words(vocab_size: int) -> UInt32[np.ndarray, "words"]:
     bits = np.zeros((num_words(vocab_size) * WORD,), np.uint8)
     bits[:vocab_size] = 1
     return np.packbits(bits, bitorder="little").view("<u4").astype(np.uint32)
+
+
+def words_of(ids: Iterable[int], vocab_size: int) -> UInt32[np.ndarray, "words"]:
+    """The mask of these tokens."""
+    words = np.zeros((num_words(vocab_size),), np.uint32)
+    for token in ids:
+        words[token // WORD] |= np.uint32(1 << token % WORD)
+    return words
 
 
 def has_token(words: UInt32[np.ndarray, "words"], token: int) -> bool:

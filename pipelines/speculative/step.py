@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +34,7 @@ from dspark_jax.pipelines.speculative.state import NO_TOKEN, PromptChunk, RoundO
 from dspark_jax.speculators_common.numerics.argmax import argmax
 
 
+@runtime_checkable
 class Step(Protocol):
     """One round. `masks` are needed if the policy has masks, and say nothing otherwise."""
 

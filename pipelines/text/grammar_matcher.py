@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import tokenizers
 from jaxtyping import UInt32
 
 from dspark_jax.pipelines.sampling.grammar import Grammar
+from dspark_jax.pipelines.sampling.token_masks import WORD, has_token, words_of
 from dspark_jax.pipelines.sampling.token_matcher import NewMatcher
 from dspark_jax.pipelines.text.tokenizer import Tokenizer
 from dspark_jax.speculators_common.errors import RequestError, install_hint
-
-if TYPE_CHECKING:
-    import llguidance
 
 _SHOWN = 300  # characters of a message of llguidance
 
@@ -24,7 +22,8 @@ _SHOWN = 300  # characters of a message of llguidance
 class GrammarMatcher:
     """A `TokenMatcher` of one text. The tokens that end a text for the tokenizer are none of the grammar's."""
 
-    def __init__(self, matcher: llguidance.LLMatcher, ends: UInt32[np.ndarray, "words"]) -> None:
+    def __init__(self, matcher: Any, ends: UInt32[np.ndarray, "words"]) -> None:
+        """`matcher` is an `llguidance.LLMatcher`, `ends` the mask of its tokens that end a text."""
         self._matcher, self._ends = matcher, ends
 
     def allowed(self) -> UInt32[np.ndarray, "words"]:
@@ -36,12 +35,12 @@ class GrammarMatcher:
 
     def is_complete(self) -> bool:
         """As in `TokenMatcher`."""
-        return not self._matcher.is_error() and self._matcher.is_accepting()
+        return not self._matcher.is_error() and bool(self._matcher.is_accepting())
 
     def push(self, token: int) -> bool:
         """As in `TokenMatcher`."""
-        is_end = token // 32 >= len(self._ends) or bool(self._ends[token // 32] >> np.uint32(token % 32) & np.uint32(1))
-        return not is_end and self._matcher.try_consume_tokens([token]) == 1
+        is_end = token // WORD >= len(self._ends) or has_token(self._ends, token)
+        return not is_end and bool(self._matcher.try_consume_tokens([token]) == 1)
 
     def pop(self, count: int) -> None:
         """As in `TokenMatcher`."""
@@ -76,17 +75,13 @@ def grammar_matcher(grammar: Grammar, tokenizer: Tokenizer | None, *, vocab_size
     compiled = LLMatcher(known, rules, log_level=0)
     if compiled.is_error():
         raise _refused(grammar, compiled.get_error())
-    ends = np.zeros((-(-known.vocab_size // 32),), np.uint32)
-    for token in known.eos_tokens:
-        ends[token // 32] |= np.uint32(1 << token % 32)
+    ends = words_of(known.eos_tokens, known.vocab_size)
     return lambda: GrammarMatcher(compiled.deep_copy(), ends)
 
 
 @functools.lru_cache(maxsize=4)
-def _known_tokens(
-    backend: tokenizers.Tokenizer, vocab_size: int, eos_id: int | None, source: str
-) -> llguidance.LLTokenizer:
-    """The tokenizer as llguidance knows it. It takes a moment, so it is kept."""
+def _known_tokens(backend: tokenizers.Tokenizer, vocab_size: int, eos_id: int | None, source: str) -> Any:
+    """The tokenizer as llguidance knows it, an `LLTokenizer`. It takes a moment, so it is kept."""
     from llguidance import LLTokenizer
 
     try:
