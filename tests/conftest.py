@@ -35,7 +35,7 @@ hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=No
 hypothesis.settings.load_profile("repeatable")
 
 _DATA_DIR = Path(__file__).parent / "data"
-_KEPT_MEBIBYTES = 1000  # a module adds up to half as much to what is kept
+_KEPT_MEBIBYTES = 850  # a module adds up to half as much to what is kept
 _MOST_MEBIBYTES = 2000  # of one process: two of them and a desktop fit into a small laptop
 _PEAKS = pytest.StashKey[list[int]]()
 
