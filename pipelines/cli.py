@@ -11,9 +11,7 @@ import contextlib
 import importlib
 import io
 import os
-import signal
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Any, NoReturn
@@ -59,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        with _ended_by_signals(), _some_stdout():
+        with _some_stdout():
             status = _run(arguments)
             sys.stdout.flush()
             return status
@@ -90,24 +88,6 @@ def _some_stdout() -> Iterator[None]:
         return
     with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing):
         yield
-
-
-@contextlib.contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the body as exceptions do, so that what it has half written is removed."""
-
-    def leave(number: int, _: object) -> NoReturn:
-        raise SystemExit(128 + number)
-
-    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    if threading.current_thread() is not threading.main_thread():  # others cannot set a handler
-        numbers = []
-    before = {number: signal.signal(number, leave) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _run(arguments: Sequence[str]) -> int:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from dspark_jax.speculators_common.errors import DSparkError
 
+_unfinished: set[Path] = set()  # temporary directories that are written now
 _CURRENT_DIRECTORY, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of Linux
 
 
@@ -56,6 +57,7 @@ def _written(final: Path, put: Callable[[Path, Path], None]) -> Iterator[Path]:
     """
     final.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(prefix=f".{final.name}.", suffix=".saving", dir=final.parent))
+    _unfinished.add(fresh)
     try:
         yield fresh
         allowed = ~_umask()
@@ -67,6 +69,13 @@ def _written(final: Path, put: Callable[[Path, Path], None]) -> Iterator[Path]:
         put(fresh, final)
         _flush(final.parent)
     finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+        _unfinished.discard(fresh)
+
+
+def remove_unfinished() -> None:
+    """Remove the temporary directories of all writes in progress, for a process that ends at once."""
+    for fresh in tuple(_unfinished):
         shutil.rmtree(fresh, ignore_errors=True)
 
 

@@ -1,8 +1,18 @@
-"""`python -m dspark_jax`: the same as the `dspark` command."""
+"""`python -m dspark_jax`, and the `dspark` command."""
 
 import sys
 
-from dspark_jax.pipelines.cli import main
+
+def main() -> int:
+    """Run the command line of this process; returns the exit status."""
+    # Before anything that takes time to import: Ctrl-C ends the command at every moment.
+    from dspark_jax.pipelines.interrupts import leave_at_signals
+
+    leave_at_signals()
+    from dspark_jax.pipelines.cli import main as run
+
+    return run()
+
 
 if __name__ == "__main__":
     sys.exit(main())
