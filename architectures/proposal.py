@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from jaxtyping import Array, Float, Int32
+from jaxtyping import Array, Bool, Float, Int32
 
 Sampler = Callable[[Float[Array, "B Vd"], int], Int32[Array, "B"]]
 """`sampler(logits, slot)` chooses the draft id of every row for one slot."""
@@ -22,3 +22,5 @@ class Proposal(NamedTuple):
     # Probability q of every draft id in every slot. None: the drafts are not sampled but the argmax of their logits.
     probabilities: Float[Array, "B D Vd"] | None = None
     token_probabilities: Float[Array, "B D"] | None = None  # q of the drafts themselves
+    # Whether the numbers that chose the drafts were finite. A draft states it, a round acts on it and does not keep it.
+    finite: Bool[Array, "B"] | None = None

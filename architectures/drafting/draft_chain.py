@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int32
@@ -18,6 +20,14 @@ from dspark_jax.speculators_common.numerics.platform import Platform
 
 class VocabTable(nnx.Variable):
     """The target id of every draft id, int32 `[Vd]`. It is not a trained parameter."""
+
+
+class ChainOutput(NamedTuple):
+    """The drafts of a block as target ids, and what they were chosen by."""
+
+    drafts: Int32[Array, "B Ds"]
+    logits: Float[Array, "B Ds Vd"]  # Markov bias included
+    chosen: Float[Array, "B Ds"]  # logits of the drafts
 
 
 class DraftChain(nnx.Module):
@@ -51,7 +61,7 @@ class DraftChain(nnx.Module):
         `sampler(logits, slot)` chooses the draft ids of one slot; `None` takes the argmax. `hidden` are the states of
         `forward_block`. Gated and rnn Markov heads need them: without them they raise `ValueError`.
         """
-        return self.draft_chain(base_logits, anchor_tokens, sampler, hidden=hidden)[0]
+        return self.draft_chain(base_logits, anchor_tokens, sampler, hidden=hidden).drafts
 
     def draft_chain(
         self,
@@ -60,8 +70,8 @@ class DraftChain(nnx.Module):
         sampler: Sampler | None = None,
         *,
         hidden: Float[Array, "B Ws d"] | None = None,
-    ) -> tuple[Int32[Array, "B Ds"], Float[Array, "B Ds Vd"]]:
-        """The drafts of `sample_draft_tokens`, and the logits that each was chosen from, Markov bias included."""
+    ) -> ChainOutput:
+        """The drafts of `sample_draft_tokens`, and what they were chosen by."""
         pick = sampler or (lambda logits, slot: argmax(logits, self.platform.argmax))
         head = self.markov_head
         if head is not None and head.needs_hidden and hidden is None:
@@ -70,16 +80,18 @@ class DraftChain(nnx.Module):
             )
         previous, state = anchor_tokens, self._first_state(anchor_tokens, hidden)
         slots = None if hidden is None else self._drafting(hidden)
-        drafts, corrected = [], []
+        drafts, corrected, chosen = [], [], []
         for slot in range(base_logits.shape[1]):
             logits = base_logits[:, slot]
             if head is not None:
                 bias, state = head.bias(head.embed(previous), None if slots is None else slots[:, slot], state)
                 logits = logits + bias
-            previous = self._to_target(pick(logits, slot))
+            ids = pick(logits, slot)
+            previous = self._to_target(ids)
             drafts.append(previous)
             corrected.append(logits)
-        return jnp.stack(drafts, axis=1), jnp.stack(corrected, axis=1)
+            chosen.append(jnp.take_along_axis(logits, ids[:, None], axis=1)[:, 0])
+        return ChainOutput(jnp.stack(drafts, axis=1), jnp.stack(corrected, axis=1), jnp.stack(chosen, axis=1))
 
     def propose(
         self,
@@ -94,10 +106,14 @@ class DraftChain(nnx.Module):
         `hidden` and `base_logits` are the results of `forward_block` and `compute_logits`. Without a confidence head
         all drafts are proposed.
         """
-        drafts = self.sample_draft_tokens(base_logits, anchor_tokens, sampler, hidden=hidden)
+        drafts, _, chosen = self.draft_chain(base_logits, anchor_tokens, sampler, hidden=hidden)
+        # An argmax takes NaN for the largest number, so a chosen logit is finite only if no logit of its slot is NaN.
+        finite = jnp.all(jnp.isfinite(chosen), axis=1)
         confidence = self.predict_confidence(hidden, anchor_tokens, drafts)
-        length = jnp.full(anchor_tokens.shape, drafts.shape[1], jnp.int32)
-        return Proposal(drafts, length if confidence is None else self.proposal_length(confidence, threshold))
+        if confidence is None:
+            return Proposal(drafts, jnp.full(anchor_tokens.shape, drafts.shape[1], jnp.int32), finite=finite)
+        finite = finite & jnp.all(jnp.isfinite(confidence), axis=1)
+        return Proposal(drafts, self.proposal_length(confidence, threshold), finite=finite)
 
     def predict_confidence(
         self, hidden: Float[Array, "B Ws d"], anchor_tokens: Int32[Array, "B"], drafts: Int32[Array, "B Ds"]

@@ -96,7 +96,7 @@ def _block(module: Any) -> dict[str, np.ndarray]:
     cache = dataclasses.replace(cache, lengths=jnp.full((_ROWS,), _CONTEXT, jnp.int32))
     hidden = module.forward_block(module.embed_block(anchors, target), cache)
     base_logits = module.compute_logits(hidden, target)
-    drafts, corrected = module.draft_chain(base_logits, anchors, hidden=hidden)
+    drafts, corrected, _ = module.draft_chain(base_logits, anchors, hidden=hidden)
     found = {"slot states": hidden, "base logits": base_logits, "corrected logits": corrected, "drafts": drafts}
     confidences = module.predict_confidence(hidden, anchors, drafts)
     found |= {} if confidences is None else {"confidences": confidences}

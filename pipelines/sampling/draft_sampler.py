@@ -45,7 +45,10 @@ class DraftSampler:
 
     def completed(self, proposal: Proposal) -> Proposal:
         """The proposal with the distributions of its drafts."""
+        drawn = jnp.stack(self._drawn, axis=1)
+        finite = jnp.all(jnp.isfinite(drawn), axis=1)
         return proposal._replace(
             probabilities=jnp.stack(self._probabilities, axis=1),
-            token_probabilities=jnp.stack(self._drawn, axis=1),
+            token_probabilities=drawn,
+            finite=finite if proposal.finite is None else proposal.finite & finite,
         )

@@ -248,15 +248,17 @@ def _draft(
     base_logits = draft.compute_logits(hidden, target)
     if config.policy.samples and rows.proposal.probabilities is not None:
         sampler = DraftSampler(rows.controls, rows.committed, base_logits.shape[1], cache.pages.platform.argmax)
-        drawn = draft.propose(hidden, base_logits, rows.anchor, rows.confidence_threshold, sampler)
-        proposal = sampler.completed(drawn)
+        found = draft.propose(hidden, base_logits, rows.anchor, rows.confidence_threshold, sampler)
+        proposal = sampler.completed(found)
     else:
         found = draft.propose(hidden, base_logits, rows.anchor, rows.confidence_threshold)
-        proposal = rows.proposal._replace(tokens=found.tokens, length=found.length)
+        proposal = rows.proposal._replace(tokens=found.tokens, length=found.length, finite=found.finite)
     context_is_finite = jnp.all(jnp.isfinite(context), axis=-1) | (batch.positions == PADDING_POSITION)
     finite = jnp.all(jnp.isfinite(hidden), axis=(1, 2)) & batch.all_in_row(context_is_finite)
+    if proposal.finite is not None:
+        finite = finite & proposal.finite
     free_positions = rows.page_table.shape[1] * cache.pages.page_size - 1 - rows.committed
     length = jnp.minimum(proposal.length, jnp.maximum(free_positions, 0))
-    proposal = proposal._replace(length=jnp.where(finite, length, 0))
+    proposal = proposal._replace(length=jnp.where(finite, length, 0), finite=None)
     rows = dataclasses.replace(rows, proposal=proposal)
     return dataclasses.replace(state, draft_pages=cache.pages, rows=rows), ~finite & ~rows.finished

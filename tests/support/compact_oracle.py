@@ -96,7 +96,7 @@ def _one_round(
     embeds = draft.embed_block(anchors, tables)
     hidden = draft.forward_block(embeds, cache)
     base_logits = draft.compute_logits(hidden, tables)
-    tokens, corrected = draft.draft_chain(base_logits, anchors, hidden=hidden)
+    tokens, corrected, _ = draft.draft_chain(base_logits, anchors, hidden=hidden)
     confidence = draft.predict_confidence(hidden, anchors, tokens)
     results = {
         "context_feature": context,

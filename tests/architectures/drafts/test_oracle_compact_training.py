@@ -124,7 +124,7 @@ def test_teacher_forcing_equals_the_chain_that_picks_the_same_tokens(case: Case)
         jnp.asarray(case.expected["train.prev_tokens"]),
     )
     labels = jnp.asarray(case.expected["train.labels"])
-    _, corrected = case.draft.draft_chain(base_logits, previous[:, 0], lambda logits, slot: labels[:, slot])
+    _, corrected, _ = case.draft.draft_chain(base_logits, previous[:, 0], lambda logits, slot: labels[:, slot])
     np.testing.assert_array_equal(corrected, case.draft.teacher_forced_logits(base_logits, previous))
 
 

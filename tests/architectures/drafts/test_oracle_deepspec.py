@@ -101,8 +101,10 @@ def _one_round(
     embeds = draft.embed_block(anchor)
     hidden = draft.forward_block(embeds, cache)
     base_logits = draft.compute_logits(hidden)
-    tokens, corrected = draft.draft_chain(base_logits, anchor, hidden=hidden)
-    _, imposed_logits = draft.draft_chain(base_logits, anchor, lambda logits, slot: imposed[slot][None], hidden=hidden)
+    tokens, corrected, _ = draft.draft_chain(base_logits, anchor, hidden=hidden)
+    _, imposed_logits, _ = draft.draft_chain(
+        base_logits, anchor, lambda logits, slot: imposed[slot][None], hidden=hidden
+    )
     results = {
         "context_feature": context[None],
         "block_embedding": embeds,

@@ -100,7 +100,7 @@ def _one_round(
     embeds = draft.embed_block(anchor)
     hidden = draft.forward_block(embeds, cache)
     base_logits = draft.compute_logits(hidden)
-    tokens, corrected = draft.draft_chain(base_logits, anchor, hidden=hidden)
+    tokens, corrected, _ = draft.draft_chain(base_logits, anchor, hidden=hidden)
     previous = jnp.concatenate([anchor[:, None], imposed[:, :-1]], axis=1)
     results = {
         "context_feature": context,
@@ -169,7 +169,7 @@ def test_the_soft_cap_bounds_the_base_logits_alone(replayed: Replayed) -> None:
     hidden = 10 * results["block_hidden"][None]
     base_logits = draft.compute_logits(hidden)
     anchor = jnp.asarray(replayed.expected["token_ids"][replayed.expected["r0.start"]])
-    _, corrected = draft.draft_chain(base_logits, anchor, hidden=hidden)
+    _, corrected, _ = draft.draft_chain(base_logits, anchor, hidden=hidden)
     if draft.config.final_logit_softcapping is None:
         assert jnp.abs(base_logits).max() > 100
     else:

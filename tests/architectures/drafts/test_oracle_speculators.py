@@ -277,7 +277,7 @@ def test_greedy_logits_of_every_slot_are_the_library_s(case: Case) -> None:
 def test_greedy_blocks_are_the_library_s(case: Case) -> None:
     hidden, anchors = case.hidden["single"], case.anchors("single")
     base_logits = case.draft.compute_logits(hidden, case.target.module)
-    drafts, corrected = case.draft.draft_chain(base_logits, anchors, hidden=hidden)
+    drafts, corrected, _ = case.draft.draft_chain(base_logits, anchors, hidden=hidden)
     wanted = case.expected["single.greedy.tokens"]
     assert drafts[: len(wanted)].tolist() == wanted.tolist()
     case.assert_close(corrected, "single.greedy.corrected_logits", case.slots)
@@ -300,7 +300,7 @@ def test_the_block_that_a_user_runs_gives_the_library_s_values(folder: str, data
     def run(anchors: Any, *context: Any) -> Any:
         hidden = _hidden(case, anchors, *context)
         base_logits = draft.compute_logits(hidden, case.target.module)
-        drafts, corrected = draft.draft_chain(base_logits, anchors, hidden=hidden)
+        drafts, corrected, _ = draft.draft_chain(base_logits, anchors, hidden=hidden)
         return hidden, base_logits, drafts, corrected, draft.predict_confidence(hidden, anchors, drafts)
 
     with ordinary_compilation():

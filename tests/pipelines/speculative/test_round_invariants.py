@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import operator
 from typing import Any
 
 import jax
@@ -249,11 +250,23 @@ def test_thresholds_change_what_is_verified_and_never_the_text() -> None:
         assert shorter == text[: len(shorter)] or text == shorter[: len(text)]
 
 
-def test_a_draft_of_infinities_proposes_nothing_is_reported_and_leaves_the_text_alone() -> None:
+@pytest.mark.parametrize(
+    ("parameter", "value"),
+    [
+        ("fc.kernel", np.inf),
+        ("head.kernel", np.nan),
+        ("markov_head.w1", np.nan),
+        ("markov_head.w2.kernel", np.nan),
+        ("confidence_head.projection.kernel", np.nan),
+    ],
+)
+def test_a_draft_with_numbers_that_are_not_finite_proposes_nothing_and_says_so(parameter: str, value: float) -> None:
+    """A few entries of one parameter; the text is that of the target."""
     target, draft = _pair()
     graphdef, state = nnx.split(draft)
-    broken = nnx.merge(graphdef, state)
-    broken.fc.kernel[...] = jnp.full_like(broken.fc.kernel[...], jnp.inf)
+    broken = nnx.merge(graphdef, jax.tree.map(jnp.copy, state))
+    variable = operator.attrgetter(parameter)(broken)
+    variable[...] = variable[...].at[..., :1].set(value)
     batch = Rounds(target, broken, num_rows=NUM_ROWS, width=16)
     for row in range(NUM_ROWS):
         batch.admit(row)
@@ -261,3 +274,16 @@ def test_a_draft_of_infinities_proposes_nothing_is_reported_and_leaves_the_text_
     for row, prompt in enumerate(RAGGED):
         assert all(output.non_finite[row] and output.proposed[row] == 0 for output in outputs)
         assert emitted(outputs, row) == _alone(prompt)[0][: NUM_ROUNDS + 1]
+
+
+def test_an_overflow_in_a_chunk_that_is_not_the_last_is_reported_by_every_later_round() -> None:
+    batch = _batch()
+    batch.admit(0)
+    batch.feed({0: RAGGED[-1][:2]}, last=[])
+    pages = batch.state.draft_pages
+    batch.state = dataclasses.replace(
+        batch.state, draft_pages=jax.tree.map(lambda leaf: leaf.at[0].set(jnp.nan), pages)
+    )
+    outputs = [batch.feed({0: RAGGED[-1][2:]}), *(batch.step() for _ in range(NUM_ROUNDS))]
+    assert all(output.non_finite[0] and output.proposed[0] == 0 for output in outputs)
+    assert emitted(outputs, 0) == _alone(RAGGED[-1])[0][: NUM_ROUNDS + 1]
