@@ -69,6 +69,7 @@ __all__ = [
 ]
 
 DEFAULT_MAX_SEQ_LEN = 2048
+_MOST_ROWS = 2**31 - 1  # of an int32 index
 _DTYPES = ("bfloat16", "float32")  # a draft's states overflow float16
 Announce = Callable[[tuple[Choice, ...]], None]
 
@@ -317,6 +318,8 @@ def _check_arguments(
         check_name(draft, "draft")
     if not is_integer(batch_size) or batch_size < 1:
         raise RequestError(field="batch_size", found=batch_size, allowed="1 or more")
+    if batch_size > _MOST_ROWS:
+        raise RequestError(field="batch_size", found=batch_size, allowed=f"1..{_MOST_ROWS}")
     if num_speculative_tokens is not None and not is_integer(num_speculative_tokens):
         raise RequestError(field="num_speculative_tokens", found=num_speculative_tokens, allowed="an integer")
     if not isinstance(overrides.sample_from_anchor, bool | None):

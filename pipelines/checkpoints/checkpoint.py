@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
@@ -46,10 +47,13 @@ def open_checkpoint(path_or_id: Path | str) -> Checkpoint:
     opened, because loading them can run code.
     """
     directory = local_path(path_or_id)
+    _refuse_broken_link(directory)
     if not directory.is_dir():
         reason = "is a file, allowed a directory or a .gguf file" if directory.exists() else "no such directory"
         raise CheckpointError(reason, file=directory)
     config_file = directory / CONFIG_FILE
+    for name in (CONFIG_FILE, _SINGLE, _INDEX):
+        _refuse_broken_link(directory / name)
     for file, architecture in own_config_files(of_others=not config_file.is_file()).items():
         if (directory / file).is_file():
             return _checkpoint(directory, read_json_object(directory / file), directory / file, architecture, {})
@@ -108,6 +112,12 @@ def _architecture(config: Mapping[str, Any], config_file: Path) -> str:
     return names[0]
 
 
+def _refuse_broken_link(path: Path) -> None:
+    """Raise `CheckpointError` for a link to nothing: it is there, so nobody would look for it by its absence."""
+    if path.is_symlink() and not path.exists():
+        raise CheckpointError(f"is a link to {os.readlink(path)}, where nothing is", file=path)
+
+
 def _open_weights(directory: Path) -> dict[str, SafetensorsTensor]:
     single, index_file = directory / _SINGLE, directory / _INDEX
     if not index_file.is_file():
@@ -144,6 +154,8 @@ def _weight_map(index_file: Path) -> dict[str, str]:
 
 def _open_shards(directory: Path, index_file: Path, weight_map: dict[str, str]) -> dict[str, SafetensorsTensor]:
     shards = sorted(set(weight_map.values()))
+    for shard in shards:
+        _refuse_broken_link(directory / shard)
     _raise_faults(
         index_file, {"missing": [f"shard {shard}: missing" for shard in shards if not (directory / shard).is_file()]}
     )

@@ -1,4 +1,4 @@
-"""Encodes prompts. A prompt is text, a conversation, or a list of token ids, which is used as it is."""
+"""Encodes prompts. A prompt is text, a conversation, or a list or numpy array of token ids, which is used as it is."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dspark_jax.pipelines.text.tokenizer import Tokenizer
 from dspark_jax.pipelines.text.tokenizer_files import unread_tokenizer
 from dspark_jax.speculators_common.errors import RequestError
 
 Message = Mapping[str, Any]  # {"role": ..., "content": ...}, see `checked_messages`
-Prompt = str | Sequence[int] | Sequence[Message]
+Prompt = str | Sequence[int] | Sequence[Message] | np.ndarray
 _ALLOWED = "text, a list of token ids or a list of messages"
 
 
@@ -71,6 +73,8 @@ def encode_prompt(
 
 
 def _items(value: Any) -> list[Any]:
+    if isinstance(value, np.ndarray) and value.ndim == 1:
+        return list(value)
     if not isinstance(value, Sequence) or isinstance(value, bytes):
         raise RequestError(
             f"found a {type(value).__name__}, allowed {_ALLOWED}", field="prompt", found=value, allowed=_ALLOWED
@@ -79,7 +83,7 @@ def _items(value: Any) -> list[Any]:
 
 
 def _is_id(item: object) -> bool:
-    return hasattr(item, "__index__") and not isinstance(item, bool)
+    return hasattr(item, "__index__") and not isinstance(item, bool) and getattr(item, "ndim", 0) == 0
 
 
 def _described(items: list[Any]) -> str:

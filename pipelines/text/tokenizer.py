@@ -14,6 +14,7 @@ from dspark_jax.pipelines.checkpoint_data import Checkpoint
 from dspark_jax.pipelines.text.byte_fallback import has_byte_fallback, without_cut_characters
 from dspark_jax.pipelines.text.chat_template import ChatTemplate
 from dspark_jax.pipelines.text.gguf_tokenizer import read_gguf_tokenizer
+from dspark_jax.pipelines.text.library_errors import library_errors_as
 from dspark_jax.pipelines.text.prompt_ends import PromptEnds
 from dspark_jax.pipelines.text.stream_decoder import StreamDecoder
 from dspark_jax.pipelines.text.tokenizer_files import read_tokenizer_files
@@ -99,7 +100,7 @@ class Tokenizer:
         """Ids of a plain prompt, with BOS if the model wants one.
 
         Special tokens spelled in `text` become their ids. A text that begins with BOS does not get a second one. Raises
-        `RequestError` for text that is not valid Unicode.
+        `RequestError` for text that is not valid Unicode, or that the tokenizer cannot express.
         """
         return self._ends.around(self._ids(text))
 
@@ -109,15 +110,13 @@ class Tokenizer:
         Bytes that are not valid UTF-8 become replacement characters. Ids beyond the vocabulary are left out. Raises
         `RequestError` for values that are not ids.
         """
-        try:
+        with library_errors_as(lambda message: RequestError(f"cannot be decoded: {message}", field="ids")):
             if not self._has_byte_fallback:
                 return str(self.backend.decode(list(ids), skip_special_tokens=skip_special))
             found = [self.backend.id_to_token(token) for token in ids]
-        except (OverflowError, TypeError) as error:
-            raise RequestError(f"cannot be decoded: {error}", field="ids") from error
-        skipped = self.special_tokens if skip_special else frozenset()
-        tokens = [token for token in found if token is not None and token not in skipped]
-        return str(self.backend.decoder.decode(without_cut_characters(tokens)))
+            skipped = self.special_tokens if skip_special else frozenset()
+            tokens = [token for token in found if token is not None and token not in skipped]
+            return str(self.backend.decoder.decode(without_cut_characters(tokens)))
 
     def stream_decoder(self, skip_special: bool = True) -> StreamDecoder:
         """A new decoder for ids that arrive one after the other."""
@@ -146,9 +145,11 @@ class Tokenizer:
 
     def _ids(self, text: str) -> list[int]:
         try:
-            return list(self.backend.encode(text, add_special_tokens=False).ids)
-        except (UnicodeEncodeError, TypeError) as error:  # raised for lone surrogates
+            text.encode()
+        except UnicodeEncodeError as error:  # lone surrogates
             raise RequestError(f"not valid Unicode text: {error}", field="prompt") from error
+        with library_errors_as(lambda message: RequestError(f"cannot be encoded: {message}", field="prompt")):
+            return list(self.backend.encode(text, add_special_tokens=False).ids)
 
     @functools.cached_property
     def _ends(self) -> PromptEnds:

@@ -10,6 +10,7 @@ from typing import Any
 import tokenizers
 
 from dspark_jax.pipelines.text.chat_template import ChatTemplate
+from dspark_jax.pipelines.text.library_errors import library_errors_as
 from dspark_jax.speculators_common.errors import CheckpointError, collected_error, field_error
 from dspark_jax.speculators_common.files.json_file import read_json_object
 
@@ -38,10 +39,8 @@ def read_tokenizer_files(directory: Path) -> TokenizerFiles | None:
     file = directory / TOKENIZER_FILE
     if not file.is_file():
         return None
-    try:
+    with library_errors_as(lambda message: CheckpointError(f"not a valid tokenizer: {message}", file=file)):
         backend = tokenizers.Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises plain Exception
-        raise CheckpointError(f"not a valid tokenizer: {error}", file=file) from error
     # Files often contain the limits of the last training run, which would cut or pad prompts.
     backend.no_truncation()
     backend.no_padding()

@@ -17,7 +17,7 @@ import ml_dtypes
 import numpy as np
 from safetensors.numpy import save_file
 
-from dspark_jax.speculators_common.errors import CheckpointError
+from dspark_jax.speculators_common.errors import CheckpointError, shown
 from dspark_jax.speculators_common.files.json_file import parse_json_object
 
 _MAX_HEADER_BYTES = 100_000_000  # the limit of the format
@@ -180,5 +180,5 @@ def _are_sizes(value: Any) -> bool:
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
+    text = shown(value)
     return text if len(text) <= 80 else text[:77] + "..."

@@ -6,8 +6,9 @@ import sys
 def main() -> int:
     """Run the command line of this process; returns the exit status."""
     # Before anything that takes time to import: Ctrl-C ends the command at every moment.
-    from dspark_jax.pipelines.interrupts import leave_at_signals
+    from dspark_jax.pipelines.process import leave_at_signals, open_missing_streams
 
+    open_missing_streams()
     leave_at_signals()
     from dspark_jax.pipelines.cli import main as run
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dspark_jax.pipelines.api import PreparedPipeline, prepare
@@ -89,3 +90,12 @@ def test_stop_strings_need_a_tokenizer(pair: RecordedPair) -> None:
 def test_sampled_drafts_need_a_draft(pair: RecordedPair) -> None:
     with pytest.raises(RequestError, match="proposal: found 'sampled', allowed only with a draft"):
         prepare(pair.target, proposal="sampled")
+
+
+def test_a_numpy_prompt_is_a_prompt(prepared: PreparedPipeline) -> None:
+    one: Any = np.asarray([5, 6, 7])
+    assert [request.prompt_ids for request in prepared.requests(one)] == [(5, 6, 7)]
+    assert [request.prompt_ids for request in prepared.requests([one, one[:2]])] == [(5, 6, 7), (5, 6)]
+    wrong: Any = np.asarray([0.5])
+    with pytest.raises(RequestError, match="prompt"):
+        prepared.requests(wrong)

@@ -44,6 +44,11 @@ def sharded(tmp_path: Path) -> Path:
         ),
         ({"t": entry(0, 10**18, [10**18])}, b"12345678", "allowed at most 8 (the file is truncated)"),
         (
+            {"t": entry(0, 8, [10**18] * 300)},
+            b"12345678",
+            "data_offsets: found 8 bytes, allowed int, too deep",
+        ),
+        (
             {"t": entry(0, 8, [3], "F32")},
             b"12345678",
             "tensor t: data_offsets: found 8 bytes, allowed 12 for F32 of shape [3]",
@@ -144,6 +149,18 @@ def test_shard_outside_the_directory_is_refused(sharded: Path, shard: str) -> No
 def test_malformed_weight_map_is_refused(sharded: Path, weight_map: object) -> None:
     write_index(sharded, weight_map)
     assert "weight_map: missing or malformed, allowed an object of tensor names and file names" in refusal(sharded)
+
+
+@pytest.mark.parametrize("name", ["model-2.safetensors", "model.safetensors.index.json", "config.json"])
+def test_a_link_to_nothing_is_called_that(sharded: Path, name: str) -> None:
+    (sharded / name).unlink()
+    (sharded / name).symlink_to("/no/such/file")
+    assert refusal(sharded).endswith(f"{name}: is a link to /no/such/file, where nothing is")
+
+
+def test_a_directory_that_is_a_link_to_nothing_is_called_that(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("/no/such/directory")
+    assert refusal(tmp_path / "link").endswith("link: is a link to /no/such/directory, where nothing is")
 
 
 def test_missing_shard_is_named(sharded: Path) -> None:

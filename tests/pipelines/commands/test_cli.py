@@ -1,12 +1,9 @@
-"""The command around the subcommands: bounded error lines, closed streams, signals."""
+"""The command around the subcommands: bounded error lines, closed streams."""
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,6 +17,13 @@ Capture = pytest.CaptureFixture[str]
 @pytest.fixture(scope="module")
 def pair(data_dir: Path) -> RecordedPair:
     return text_pair.recorded_pair(data_dir)
+
+
+def test_a_number_of_400_digits_is_one_line(pair: RecordedPair, capsys: Capture) -> None:
+    assert cli.main(["generate", "--target", str(pair.target), "--prompt-ids", "1", "--batch-size", "9" * 400]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("dspark: error: --batch-size: found 999")
+    assert error.endswith("allowed 1..2147483647\n")
 
 
 @pytest.mark.parametrize(
@@ -39,23 +43,3 @@ def test_closed_streams_are_no_traceback(capsys: Capture, pair: RecordedPair, mo
     assert "--prompt -: found a closed stdin, allowed text" in capsys.readouterr().err
     monkeypatch.setattr(sys, "stdout", None)
     assert cli.main(["info", str(pair.target)]) == 0
-
-
-@pytest.mark.skipif(os.name != "posix", reason="signals as on POSIX systems")
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
-def test_a_signal_leaves_no_half_written_directory(
-    pair: RecordedPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    number = getattr(signal, name)
-
-    def signalled(*_: Any) -> None:
-        os.kill(os.getpid(), number)
-        raise AssertionError("the signal ends the write before this line")
-
-    before = signal.getsignal(number)
-    monkeypatch.setattr("dspark_jax.pipelines.checkpoints.conversion.write_safetensors", signalled)
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["convert", str(pair.draft), str(tmp_path / "out"), "--to", "speculators"])
-    assert ended.value.code == 128 + number
-    assert list(tmp_path.iterdir()) == []
-    assert signal.getsignal(number) is before

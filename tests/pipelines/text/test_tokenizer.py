@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 
 from dspark_jax.pipelines.checkpoint_data import Checkpoint
 from dspark_jax.pipelines.checkpoints.checkpoint import open_target
+from dspark_jax.pipelines.text.library_errors import library_errors_as
 from dspark_jax.pipelines.text.stop_tokens import stop_ids, stop_tokens
 from dspark_jax.pipelines.text.tokenizer import Tokenizer, open_tokenizer
 from dspark_jax.speculators_common.errors import CheckpointError, RequestError
@@ -298,3 +300,28 @@ def test_demo_answers_stream_as_they_decode(demo: tuple[Checkpoint, Tokenizer], 
         pieces = [stream.push([token]) for token in ids]
         assert "".join(pieces) + stream.finish() == tokenizer.decode(ids)
         assert not any("\ufffd" in piece for piece in pieces)
+
+
+def test_text_that_the_tokenizer_cannot_express_is_refused(tmp_path: Path) -> None:
+    """Whole words only, and no token for unknown ones."""
+    tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="[UNK]")).save(
+        str(tmp_path / "tokenizer.json")
+    )
+    tokenizer = Tokenizer.from_directory(tmp_path)
+    assert tokenizer is not None
+    assert tokenizer.encode("a") == [0]
+    with pytest.raises(RequestError, match="prompt: cannot be encoded: WordLevel error: Missing"):
+        tokenizer.encode("b")
+
+
+def test_a_panic_of_the_library_is_an_error_of_the_package() -> None:
+    class PanicException(BaseException):
+        """The base class that Rust code raises when it panics."""
+
+    with (
+        pytest.raises(RequestError, match=r"^prompt: index out of bounds$"),
+        library_errors_as(lambda message: RequestError(message, field="prompt")),
+    ):
+        raise PanicException("index out of bounds\nbacktrace")
+    with pytest.raises(KeyboardInterrupt), library_errors_as(RequestError):
+        raise KeyboardInterrupt

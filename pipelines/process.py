@@ -1,8 +1,8 @@
-"""Ends the process at Ctrl-C and at the signals that ask it to end. For the command line only.
+"""Prepares the process of the command line: its streams, and how signals end it.
 
-An exception would have to pass through compiled code, and JAX crashes or goes on when one arises in its callbacks. So
-the process leaves at once: what it has half written is removed, nothing is unwound. This module imports nothing that
-takes time, because it is the first one that the command runs.
+An exception at Ctrl-C would have to pass through compiled code, and JAX crashes or goes on when one arises in its
+callbacks. So the process leaves at once: what it has half written is removed, nothing is unwound. This module imports
+nothing that takes time, because it is the first one that the command runs.
 """
 
 from __future__ import annotations
@@ -17,6 +17,19 @@ import time
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP")  # Windows has no SIGHUP
 _PATIENCE = 1.0  # seconds that the main thread has: it can act only between two instructions of Python
 _ATOMIC = "dspark_jax.speculators_common.files.atomic_directory"
+
+
+def open_missing_streams() -> None:
+    """Open the null device as stdin, stdout or stderr where the caller closed it.
+
+    Otherwise the next file that is opened would take its place, and Python would print what is for stderr on stdout.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the smallest free number, which is this one
+            setattr(sys, name, os.fdopen(number, "w" if number else "r"))
 
 
 def leave_at_signals() -> None:

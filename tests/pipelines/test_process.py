@@ -14,7 +14,7 @@ import pytest
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals as on POSIX systems")
 
-BEGIN = "from dspark_jax.pipelines.interrupts import leave_at_signals\nleave_at_signals()\nprint(1, flush=True)\n"
+BEGIN = "from dspark_jax.pipelines.process import leave_at_signals\nleave_at_signals()\nprint(1, flush=True)\n"
 IMPORT = "import jax\nwhile True: pass"
 COMPILED_CODE = "import hashlib\nhashlib.pbkdf2_hmac('sha256', b'', b'', 10**9)"  # minutes between two instructions
 
@@ -79,3 +79,18 @@ def test_an_ignored_signal_stays_ignored() -> None:
     )
     finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
     assert (finished.returncode, finished.stdout, finished.stderr) == (0, "1\n2\n", "")
+
+
+def test_a_closed_stream_is_the_null_device() -> None:
+    """What is for stderr must not come out on stdout, and no file may take the place of a stream."""
+    code = (
+        "from dspark_jax.pipelines.process import open_missing_streams\nopen_missing_streams()\nimport os, sys\n"
+        "print('to stderr', file=sys.stderr)\nprint(os.open(os.devnull, os.O_RDONLY), repr(sys.stdin.read()))"
+    )
+    finished = subprocess.run(
+        ["sh", "-c", '"$0" -c "$1" <&- 2>&-', sys.executable, code], capture_output=True, check=False, timeout=60
+    )
+    assert (finished.returncode, finished.stdout) == (0, b"3 ''\n")
+    command = ["sh", "-c", '"$0" -c "$1" >&-', sys.executable, code]
+    finished = subprocess.run(command, capture_output=True, check=False, timeout=60, stdin=subprocess.DEVNULL)
+    assert (finished.returncode, finished.stderr) == (0, b"to stderr\n")
