@@ -74,7 +74,7 @@ def encode_prompt(
 
 def _items(value: Any) -> list[Any]:
     if isinstance(value, np.ndarray) and value.ndim == 1:
-        return list(value)
+        return list(value.tolist())
     if not isinstance(value, Sequence) or isinstance(value, bytes):
         raise RequestError(
             f"found a {type(value).__name__}, allowed {_ALLOWED}", field="prompt", found=value, allowed=_ALLOWED
