@@ -53,10 +53,13 @@ def check_absent(directory: Path | str) -> None:
 def _written(final: Path, put: Callable[[Path, Path], None]) -> Iterator[Path]:
     """A temporary directory beside `final`. After the body it is flushed to the disk, and `put` moves it to `final`.
 
-    If the body or `put` fails, the temporary directory is removed.
+    If the body or `put` fails, the temporary directory is removed. Raises `DSparkError` where the system cannot write.
     """
-    final.parent.mkdir(parents=True, exist_ok=True)
-    fresh = Path(tempfile.mkdtemp(prefix=f".{final.name}.", suffix=".saving", dir=final.parent))
+    try:
+        final.parent.mkdir(parents=True, exist_ok=True)
+        fresh = Path(tempfile.mkdtemp(prefix=f".{final.name}.", suffix=".saving", dir=final.parent))
+    except OSError as error:
+        raise DSparkError(f"cannot be written: {error.strerror or error}", file=final) from error
     _unfinished.add(fresh)
     try:
         yield fresh
@@ -68,6 +71,9 @@ def _written(final: Path, put: Callable[[Path, Path], None]) -> Iterator[Path]:
         _flush(fresh)
         put(fresh, final)
         _flush(final.parent)
+    except OSError as error:
+        where = f" ({Path(error.filename).name})" if isinstance(error.filename, str) else ""
+        raise DSparkError(f"cannot be written: {error.strerror or error}{where}", file=final) from error
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
         _unfinished.discard(fresh)

@@ -8,6 +8,7 @@ process crashes if another one truncates the file. So this module reads bytes in
 from __future__ import annotations
 
 import dataclasses
+import errno
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from dspark_jax.speculators_common.errors import CheckpointError, shown
@@ -95,8 +97,11 @@ def open_safetensors(file: Path) -> dict[str, SafetensorsTensor]:
 
 
 def write_safetensors(file: Path, tensors: Mapping[str, np.ndarray]) -> None:
-    """Write `tensors` to `file`, in their own dtypes."""
-    save_file({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, file, metadata=_METADATA)
+    """Write `tensors` to `file`, in their own dtypes. Raises `OSError` where the system cannot, as for a full disk."""
+    try:
+        save_file({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, file, metadata=_METADATA)
+    except SafetensorError as error:  # also what the system says, as text only
+        raise OSError(errno.EIO, str(error), str(file)) from error
 
 
 def numpy_dtype(name: str) -> np.dtype:

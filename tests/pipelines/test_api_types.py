@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dspark_jax.pipelines.api import PreparedPipeline, prepare
@@ -111,3 +112,9 @@ def test_a_kind_of_proposal_that_does_not_exist(pair: RecordedPair) -> None:
     wrong: Any = "beam"
     with pytest.raises(RequestError, match="proposal: found 'beam', allowed argmax or sampled"):
         prepare(pair.target, pair.draft, dtype="float32", proposal=wrong)
+
+
+def test_a_prompt_of_numbers_that_are_no_ids(prepared: PreparedPipeline) -> None:
+    wrong: Any = np.asarray([0.5])
+    with pytest.raises(RequestError, match="prompt: found a float, allowed text, a list of token ids"):
+        prepared.requests(wrong)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 from typing import Any
 
@@ -245,16 +246,22 @@ def test_a_single_bit_is_found_by_the_check_and_nothing_is_left(
     assert "parameter layers.1.mlp.down.kernel: found other bits, allowed those of " in said
 
 
-def test_a_failing_disk_leaves_nothing(
-    data_dir: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.skipif(os.name != "posix", reason="limits as on POSIX systems")
+@pytest.mark.parametrize("draft", ["D_loop/draft", "A_deepspec_qwen3/gated"])
+def test_a_full_disk_is_one_line_and_leaves_nothing(
+    data_dir: Path, tmp_path: Path, capsys: Capture, draft: str
 ) -> None:
-    def full(*_: Any, **__: Any) -> None:
-        raise OSError(28, "No space left on device")
+    """A file that may not grow fails as on a full disk, for the process and for the library that writes tensors."""
+    import resource
 
-    monkeypatch.setattr(conversion, "write_safetensors", full)
-    assert "No space left on device" in refused(
-        capsys, tmp_path, data_dir / "D_loop" / "draft", tmp_path / "out", "--to", "speculators"
-    )
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
+    try:
+        said = refused(capsys, tmp_path, data_dir / draft, tmp_path / "out", "--to", "speculators")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "out: cannot be written: " in said
+    assert "File too large" in said
 
 
 def test_drafts_that_differ_only_in_what_they_compute_are_told_apart(data_dir: Path) -> None:

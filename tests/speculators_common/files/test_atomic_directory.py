@@ -62,7 +62,7 @@ def test_a_failure_while_writing_leaves_the_old_directory_whole(tmp_path: Path) 
             (fresh / "a").write_text("second")
             raise OSError("disk full")
 
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(DSparkError, match="disk full"):
         write_half()
     assert content(tmp_path / "draft") == {"a": "first", "b": "first"}
     assert [entry.name for entry in tmp_path.iterdir()] == ["draft"]
@@ -79,7 +79,7 @@ def test_a_failing_second_rename_brings_the_old_directory_back(tmp_path: Path, m
         return rename(self, target)
 
     monkeypatch.setattr(Path, "rename", failing)
-    with pytest.raises(OSError, match="no"):
+    with pytest.raises(DSparkError, match="no"):
         write(tmp_path / "draft", "second")
     assert content(tmp_path / "draft") == {"a": "first", "b": "first"}
     assert [entry.name for entry in tmp_path.iterdir()] == ["draft"]
@@ -147,7 +147,7 @@ def test_a_new_directory_whose_writing_fails_never_appears(tmp_path: Path) -> No
             (fresh / "a").write_text("first")
             raise OSError("disk full")
 
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(DSparkError, match="disk full"):
         write_half()
     assert list(tmp_path.iterdir()) == []
 
