@@ -1,8 +1,9 @@
-# make test    tests in .venv          PYTHON=python3.13 VENV=.venv-3.13 make test    the same on another Python
+# make test    tests in .venv, all but the thorough ones; with PYTEST_ARGS= all of them
+#              PYTHON=python3.13 VENV=.venv-3.13 make test    the same on another Python
 # make demo    the demo pair, speculative against plain
 PYTHON ?= python3
 VENV ?= .venv
-PYTEST_ARGS ?=
+PYTEST_ARGS ?= -m 'not thorough'
 WORKERS ?= $(shell test "$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)" -ge 2 && echo 2 || echo 0)
 PROMPT ?= Write a Python function that returns the sum of the squares of a list of numbers.
 

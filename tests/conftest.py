@@ -81,7 +81,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run slow files first: workers take whole files, and a long one at the end would leave the others idle."""
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    slow = {item.path for item in items if item.get_closest_marker("slow") or item.get_closest_marker("thorough")}
     items.sort(key=lambda item: item.path not in slow)
 
 

@@ -74,6 +74,15 @@ def test_a_run_of_a_part_checks_nothing(tmp_path: Path) -> None:
         assert "recorded tensors: not checked, as only a part of the suite ran" in output
 
 
+def test_thorough_tests_may_be_left_out_of_a_checked_run(tmp_path: Path) -> None:
+    suite = _suite(tmp_path, ["a", "b"], ["c"])
+    (suite / "test_2.py").write_text(
+        "import pytest\n@pytest.mark.thorough\ndef test_more():\n    raise AssertionError\n"
+    )
+    status, output = _run(suite, "-m", "not thorough")
+    assert (status, "recorded tensors: 3 read" in output) == (0, True), output
+
+
 def test_faults_name_what_is_unread_and_what_is_listed_in_vain() -> None:
     recorded = {"x:a", "x:b", "y:grad.w"}
     assert faults(recorded, {"x:a", "x:b"}, {"y:grad.*": "later"}) == []

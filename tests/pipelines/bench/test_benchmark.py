@@ -134,7 +134,7 @@ def test_without_a_draft_plain_decoding_is_measured_alone(pair: tuple[LoadedTarg
     assert "plain tok/s" in as_text(measured)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_at_a_temperature_both_kinds_of_proposal_are_measured(pair: tuple[LoadedTarget, LoadedDraft]) -> None:
     options = BenchmarkOptions(
         num_speculative_tokens=(2,),

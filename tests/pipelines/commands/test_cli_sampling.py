@@ -107,6 +107,7 @@ def test_the_options_in_use_are_said_and_the_drawn_seed_makes_the_text_again(
     assert remade == [result["output_ids"] for result in results]
 
 
+@pytest.mark.thorough
 def test_comparing_sampled_texts_and_streaming_several(run) -> None:
     """With argmax drafts the texts of a seed are compared; with drawn drafts that is said instead."""
     sampled = (*IDS, "--temperature", 1.2, "--seed", 4)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import jax.numpy as jnp
@@ -54,6 +55,16 @@ MASKED = Pair(proposal="sampled", masked=True, keeps_refused=True, verified_shar
 VARIED = dataclasses.replace(CONTROLS["penalties"], temperature=1.5, min_p=0.02)
 
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+
+@pytest.fixture
+def ordinary_compilation() -> Iterator[None]:
+    """For programs that run more often than they are compiled."""
+    with compilation.ordinary_compilation():
+        yield
+
+
 @functools.cache
 def _program(pair: Pair) -> Any:
     return pair.program()
@@ -66,16 +77,17 @@ def _texts(
     return np.asarray(texts), int(accepted)
 
 
+@pytest.mark.usefixtures("ordinary_compilation")
 @pytest.mark.parametrize("controls", CONTROLS)
 @pytest.mark.parametrize("pair", BOTH_KINDS)
 def test_texts_have_the_distribution_of_the_target(pair: str, controls: str) -> None:
-    with compilation.ordinary_compilation():  # run more often than compiled
-        texts, accepted = _texts(PAIRS[pair], [CONTROLS[controls]] * NUM_TEXTS)
+    texts, accepted = _texts(PAIRS[pair], [CONTROLS[controls]] * NUM_TEXTS)
     found = deviation(texts, CONTROLS[controls])
     assert found.is_chance, found
     assert accepted > 0.1 * NUM_TEXTS
 
 
+@pytest.mark.usefixtures("ordinary_compilation")
 @pytest.mark.parametrize("pair", BOTH_KINDS)
 def test_rows_of_a_mixed_batch_have_each_their_own_distribution(pair: str) -> None:
     """Greedy and sampled rows, each with and without a confidence threshold."""
@@ -89,7 +101,7 @@ def test_rows_of_a_mixed_batch_have_each_their_own_distribution(pair: str) -> No
         assert found.is_chance, (generation, found)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("pair", OTHERS)
 def test_every_markov_head_and_packed_verification_keep_the_distribution(pair: str) -> None:
     texts, accepted = _texts(PAIRS[pair], [VARIED] * NUM_TEXTS)

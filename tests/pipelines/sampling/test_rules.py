@@ -78,7 +78,7 @@ def test_the_probability_of_a_synthetic_rate_is_that_of_other_systems(drafts: in
     assert [Synthetic(rate).probability(drafts) for rate in (0.0, 1.0)] == [0, 1]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", [0.0, pytest.param(1.0, marks=pytest.mark.thorough)])
 def test_synthetic_acceptance_accepts_at_its_rate_whatever_the_lengths(temperature: float) -> None:
     lengths = np.arange(20_000) % 4
     drafts = np.zeros((len(lengths), 3), np.int32)

@@ -17,7 +17,7 @@ from dspark_jax.pipelines.sampling.continuations import Continuations
 from dspark_jax.pipelines.sampling.generation import Request
 
 pytest.importorskip("gguf", reason="the demo target is a GGUF file")
-pytestmark = [pytest.mark.smollm2, pytest.mark.slow, pytest.mark.usefixtures("quick_compilation")]
+pytestmark = [pytest.mark.smollm2, pytest.mark.thorough, pytest.mark.usefixtures("quick_compilation")]
 
 DRAFT = Path(__file__).parents[3] / "models" / "smollm2-135m-dspark"
 COLORS = ["red", "green", "blue"]

@@ -22,7 +22,7 @@ from tests.support.requests import request_for
 from tests.support.rounds import one_row_state
 
 pytest.importorskip("gguf", reason="the demo target is a GGUF file")
-pytestmark = [pytest.mark.smollm2, pytest.mark.slow]
+pytestmark = [pytest.mark.smollm2, pytest.mark.thorough]
 
 DRAFT = Path(__file__).parents[3] / "models" / "smollm2-135m-dspark"
 RECORD: dict[str, Any] = json.loads((DRAFT / "expected.json").read_text())

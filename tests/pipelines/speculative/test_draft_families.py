@@ -81,7 +81,13 @@ def _no_compilation() -> Iterator[None]:
     assert not compiled
 
 
-@pytest.mark.parametrize(("family", "batch_size"), [*((family, 5) for family in FAMILIES), *ALONE_IN_FLOAT32])
+@pytest.mark.parametrize(
+    ("family", "batch_size"),
+    [
+        *((family, 5) for family in FAMILIES),
+        *(pytest.param(*setting, marks=pytest.mark.thorough) for setting in ALONE_IN_FLOAT32),
+    ],
+)
 def test_the_text_is_that_of_plain_decoding_and_nothing_is_compiled_on_the_way(family: str, batch_size: int) -> None:
     plain = _plain()
     engine = _engine(family, batch_size, "float32")
@@ -93,7 +99,7 @@ def test_the_text_is_that_of_plain_decoding_and_nothing_is_compiled_on_the_way(f
     assert not any(completion.non_finite_rounds for completion in completions)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize(("family", "batch_size"), IN_BFLOAT16)
 def test_bfloat16_generates_without_compilation_too(family: str, batch_size: int) -> None:
     """Every family, with rows alone and together."""
@@ -104,6 +110,7 @@ def test_bfloat16_generates_without_compilation_too(family: str, batch_size: int
     assert not any(completion.non_finite_rounds for completion in completions)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("target", "draft"),
     [

@@ -49,8 +49,16 @@ def plain(pair: tuple[LoadedTarget, LoadedDraft]) -> list[list[int]]:
 
 @pytest.mark.parametrize(
     ("stream", "options"),
-    [(False, {}), (True, {"prefill_chunks": (100,)}), (False, {"batch_size": 2, "prefill_chunks": (256,)})],
-    ids=["device loop", "one round a call, odd chunks", "beside a row in the larger bucket"],
+    [
+        pytest.param(True, {"prefill_chunks": (100,)}, id="one round a call, odd chunks"),
+        pytest.param(False, {}, id="device loop", marks=pytest.mark.thorough),
+        pytest.param(
+            False,
+            {"batch_size": 2, "prefill_chunks": (256,)},
+            id="beside a row in the larger bucket",
+            marks=pytest.mark.thorough,
+        ),
+    ],
 )
 def test_every_round_at_the_edge_proposes_the_whole_block(
     pair: tuple[LoadedTarget, LoadedDraft], plain: list[list[int]], stream: bool, options: dict[str, Any]
