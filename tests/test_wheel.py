@@ -19,7 +19,7 @@ from tests.support import import_graph
 ROOT = Path(__file__).parents[1]
 BUILD_INPUTS = ("pyproject.toml", "README.md", "LICENSE", "src", *import_graph.ROOMS)
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.thorough
 
 
 def _run(command: list[str | Path], *, cwd: Path) -> subprocess.CompletedProcess[str]:

@@ -103,7 +103,7 @@ def _train(target: LoadedTarget, draft: dspark_compact.CompactDraft, rows: dspar
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("head", ["markov", "rnn"])
+@pytest.mark.parametrize("head", ["markov", pytest.param("rnn", marks=pytest.mark.thorough)])
 def test_training_makes_the_target_accept(head: str, target: LoadedTarget, tmp_path: Path) -> None:
     plain = [completion.output_ids for completion in _completions(target, None)]
     settings = dspark_compact.CompactSettings(**{**vars(COMPACT), "sequence_head": head})

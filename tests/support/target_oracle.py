@@ -209,6 +209,7 @@ class TargetChecks:
             assert [*completion.request.prompt_ids, *completion.output_ids] == wanted.tolist()
             assert completion.finish_reason == "length"
 
+    @pytest.mark.thorough
     def test_speculation_in_a_ragged_batch_says_the_same(self, oracle: TargetOracle) -> None:
         """In float32, with a draft on the target's raw tables; some of its drafts are accepted and some are not."""
         speculative = oracle.generate(oracle.bigram_draft(), oracle.requests)

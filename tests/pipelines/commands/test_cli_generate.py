@@ -210,7 +210,7 @@ def interruptible() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.skipif(os.name != "posix", reason="signals as on POSIX systems")
 @pytest.mark.parametrize(("ends_by", "status"), [("a closed pipe", 141), ("SIGINT", 130), ("SIGTERM", 143)])
 @pytest.mark.usefixtures("interruptible")

@@ -122,6 +122,7 @@ def test_comparing_sampled_texts_and_streaming_several(run) -> None:
     assert "prompt 1 of 1, continuation 2 of 2" in several.err
 
 
+@pytest.mark.thorough
 def test_a_stop_string_ends_the_printed_text(run, texts: RecordedPair) -> None:
     whole = json.loads(run("--prompt", "abc", "--json", "--max-new-tokens", 12, target=texts.target).out)["text"]
     string = next(letter for letter in whole if letter != "\ufffd")

@@ -30,6 +30,8 @@ PROMPTS = tuple(tuple(_RNG.integers(0, VOCAB, length).tolist()) for length in (3
 # combinations.
 IN_BFLOAT16 = list(zip(FAMILIES, itertools.cycle((1, 5)), strict=False))
 ALONE_IN_FLOAT32 = [(family, 1) for family, batch_size in IN_BFLOAT16 if batch_size != 1]
+# Each of them has a family of the same kind beside it.
+VARIANTS = ("deepspec gemma4, own values, rank 0", "deepspec dflash", "speculators dflash, pruned", "compact, rnn")
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -84,8 +86,11 @@ def _no_compilation() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("family", "batch_size"),
     [
-        *((family, 5) for family in FAMILIES),
-        *(pytest.param(*setting, marks=pytest.mark.thorough) for setting in ALONE_IN_FLOAT32),
+        *((family, 5) for family in FAMILIES if family not in VARIANTS),
+        *(
+            pytest.param(*setting, marks=pytest.mark.thorough)
+            for setting in [*((family, 5) for family in VARIANTS), *ALONE_IN_FLOAT32]
+        ),
     ],
 )
 def test_the_text_is_that_of_plain_decoding_and_nothing_is_compiled_on_the_way(family: str, batch_size: int) -> None:

@@ -83,14 +83,18 @@ SETTINGS = [
     Setting(None),
     Setting("bigram", 4, batch_size=3, chunks=(7,), stream=True),
     Setting("bigram", 3, batch_size=1, chunks=(12,)),
-    Setting("bigram", 2, batch_size=5, chunks=(1,), stream=True),
-    Setting("bigram", 1, batch_size=4, chunks=(8,)),
     Setting("adversarial", batch_size=6, chunks=(5,)),
     Setting("random fill-in rnn, pruned", batch_size=8, chunks=(12,)),
 ]
+MORE_SETTINGS = [
+    Setting("bigram", 2, batch_size=5, chunks=(1,), stream=True),
+    Setting("bigram", 1, batch_size=4, chunks=(8,)),
+]
 
 
-@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+@pytest.mark.parametrize(
+    "setting", [*SETTINGS, *(pytest.param(one, marks=pytest.mark.thorough) for one in MORE_SETTINGS)], ids=str
+)
 def test_the_text_is_that_of_plain_decoding(setting: Setting) -> None:
     completions = setting.completions()
     wanted = plain_greedy(PROMPTS, NEW_TOKENS)
