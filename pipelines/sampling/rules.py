@@ -17,7 +17,8 @@ _TOLERANCE = 1e-9  # of the bisection for a synthetic rate
 @dataclasses.dataclass(frozen=True)
 class Relaxed:
     """Accepts a draft that is among the `top_n` most probable tokens of the target and at most `delta` less probable
-    than the first. Probabilities are those of the logits before temperature and filters. Greedy rows stay exact.
+    than the first. Probabilities are those of the logits after penalties, biases, banned ids and grammar, before
+    temperature and filters. Greedy rows stay exact.
     """
 
     top_n: int = 10

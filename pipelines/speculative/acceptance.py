@@ -104,7 +104,7 @@ def decide(
     sampled = (controls.temperature > 0) & (total > 0) & jnp.isfinite(total)
     target = TargetChoices(jnp.where(sampled, drawn, greedy), sampled, weights, total)
     if rule is not None:
-        return _accept_relaxed(proposal, logits, target, greedy, rule)
+        return _accept_relaxed(proposal, dataclasses.replace(logits, flat=processed), target, greedy, rule)
     if proposal.probabilities is None:
         return accept_equal(proposal, logits.by_row(target.tokens))
     return accept_sampled(proposal, logits, target, uniforms, draft_ids)
@@ -175,15 +175,22 @@ def residual_weights(p: Float[Array, "B V"], q: Float[Array, "B V"]) -> Float[Ar
 def _accept_relaxed(
     proposal: Proposal, logits: VerifyLogits, target: TargetChoices, greedy: Int32[Array, "T"], rule: Relaxed
 ) -> Verdict:
-    """Drafts by `Relaxed`; the first rejected one is replaced by the most probable token, the bonus is as ever."""
+    """Drafts by `Relaxed`; the first rejected one is replaced by the most probable token, the bonus is as ever.
+
+    `logits` are edited and masked. Of equally probable tokens the first counts as the more probable.
+    """
     of_drafts = logits.flat[logits.index[:, :-1], proposal.tokens]
     largest = jnp.max(logits.flat, axis=1, keepdims=True)
     total = logits.by_row(row_sums(jnp.exp(logits.flat - largest)))[:, :-1]
     gap = 1 - jnp.exp(of_drafts - logits.by_row(largest[:, 0])[:, :-1])  # to the first, in shares of its probability
-    columns = range(proposal.tokens.shape[1])
-    better = [logits.flat[logits.index[:, column]] > of_drafts[:, column, None] for column in columns]
-    rank = jnp.stack([jnp.sum(one, axis=1, dtype=jnp.int32) for one in better], axis=1)
-    is_near = (rank < rule.top_n) & (gap / total <= rule.delta)
+    ids = jnp.arange(logits.flat.shape[1], dtype=jnp.int32)[None]
+    ranks = []
+    for column in range(proposal.tokens.shape[1]):
+        others, own = logits.flat[logits.index[:, column]], of_drafts[:, column, None]
+        is_before = (others > own) | ((others == own) & (ids < proposal.tokens[:, column, None]))
+        ranks.append(jnp.sum(is_before, axis=1, dtype=jnp.int32))
+    is_allowed = of_drafts > -jnp.inf
+    is_near = is_allowed & (jnp.stack(ranks, axis=1) < rule.top_n) & (gap / total <= rule.delta)
     tokens, sampled = logits.by_row(target.tokens), logits.by_row(target.sampled)
     accepted = _accepted(proposal, jnp.where(sampled[:, :-1], is_near, proposal.tokens == tokens[:, :-1]))
     end = jnp.take_along_axis(logits.index, accepted[:, None], axis=1)[:, 0]

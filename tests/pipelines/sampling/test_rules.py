@@ -12,7 +12,7 @@ import pytest
 
 from dspark_jax.architectures.nn.attention.kv_params import KVParams
 from dspark_jax.architectures.proposal import Proposal
-from dspark_jax.pipelines.sampling.generation import Generation
+from dspark_jax.pipelines.sampling.controls import UNUSED_ID
 from dspark_jax.pipelines.sampling.policy import Policy
 from dspark_jax.pipelines.sampling.rules import Relaxed, Rule, Synthetic, parse_rule
 from dspark_jax.pipelines.speculative.acceptance import Verdict, VerifyLogits, decide
@@ -27,8 +27,18 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 PROBABILITIES = (0.05, 0.1, 0.2, 0.5, 0.1, 0.05)
 
 
-def _decided(drafts: np.ndarray, rule: Rule, temperature: float, lengths: np.ndarray | None = None) -> Verdict:
-    """The verdict on `drafts [B, k]`, with `PROBABILITIES` at every position."""
+def _decided(
+    drafts: np.ndarray,
+    rule: Rule,
+    temperature: float,
+    lengths: np.ndarray | None = None,
+    *,
+    banned: int | None = None,
+    masked: int | None = None,
+) -> Verdict:
+    """The verdict on `drafts [B, k]`, with `PROBABILITIES` at every position; one id may be banned, or masked by a
+    grammar.
+    """
     count, width = drafts.shape[0], drafts.shape[1] + 1
     sizes = RowSizes(pages_per_row=1, num_pages=1, page_size=16, num_speculative_tokens=drafts.shape[1], num_stop_ids=1)
 
@@ -37,7 +47,11 @@ def _decided(drafts: np.ndarray, rule: Rule, temperature: float, lengths: np.nda
         rows = empty_rows(count, sizes)
         seed = jnp.stack([jnp.zeros((count,), jnp.uint32), jnp.arange(count, dtype=jnp.uint32)], axis=1)
         heat = jnp.full((count,), temperature, jnp.float32)
-        rows = dataclasses.replace(rows, controls=dataclasses.replace(rows.controls, seed=seed, temperature=heat))
+        bias_ids = jnp.full((count, 1), UNUSED_ID if banned is None else banned, jnp.int32)
+        controls = dataclasses.replace(
+            rows.controls, seed=seed, temperature=heat, bias_ids=bias_ids, bias=jnp.full((count, 1), -jnp.inf)
+        )
+        rows = dataclasses.replace(rows, controls=controls)
         places = jnp.arange(count * width, dtype=jnp.int32)
         logits = VerifyLogits(
             flat=jnp.broadcast_to(jnp.log(jnp.asarray(PROBABILITIES))[None], (count * width, len(PROBABILITIES))),
@@ -45,8 +59,11 @@ def _decided(drafts: np.ndarray, rule: Rule, temperature: float, lengths: np.nda
             rows=places // width,
             positions=1 + places % width,
         )
-        policy = Policy.of(Generation(temperature=temperature))
-        return decide(Proposal(drafts, lengths), logits, rows, policy, lambda flat: argmax(flat, "plain"), None, rule)
+        policy = Policy(samples=temperature > 0, edits=banned is not None, masks=masked is not None)
+        words = jnp.full((count, width, 1), 0xFFFFFFFF if masked is None else 0xFFFFFFFF - (1 << masked), jnp.uint32)
+        return decide(
+            Proposal(drafts, lengths), logits, rows, policy, lambda flat: argmax(flat, "plain"), None, rule, words
+        )
 
     lengths = np.full((count,), width - 1) if lengths is None else lengths
     return run(jnp.asarray(drafts, jnp.int32), jnp.asarray(lengths, jnp.int32))
@@ -55,11 +72,19 @@ def _decided(drafts: np.ndarray, rule: Rule, temperature: float, lengths: np.nda
 def test_relaxed_acceptance_takes_probable_drafts_and_no_others() -> None:
     """Among the three most probable, and at most 0.6 less probable than the first."""
     verdict = _decided(np.asarray([[2], [4], [3], [0]]), Relaxed(3, 0.6), 1.0)
-    # 1 and 4 have the same probability, so 4 is among the three most probable as well as 1.
-    assert verdict.accepted.tolist() == [1, 1, 1, 0]
-    assert int(verdict.next_token[3]) == 3
+    assert verdict.accepted.tolist() == [1, 0, 1, 0]  # 1 is as probable as 4, and comes first
+    assert verdict.next_token[1:].tolist()[::2] == [3, 3]
+    assert _decided(np.asarray([[1], [4]]), Relaxed(4, 0.6), 1.0).accepted.tolist() == [1, 1]
     assert _decided(np.asarray([[2], [4], [3], [0]]), Relaxed(2, 0.6), 1.0).accepted.tolist() == [1, 0, 1, 0]
     assert _decided(np.asarray([[2], [4], [3], [0]]), Relaxed(6, 0.31), 1.0).accepted.tolist() == [1, 0, 1, 0]
+
+
+@pytest.mark.parametrize("kept_from", [{"banned": 2}, {"masked": 2}], ids=["banned", "not in the grammar"])
+def test_relaxed_acceptance_takes_no_draft_that_the_options_forbid(kept_from: dict[str, Any]) -> None:
+    """Even where every token is near enough."""
+    verdict = _decided(np.asarray([[2], [1]]), Relaxed(6, 1.0), 1.0, **kept_from)
+    assert verdict.accepted.tolist() == [0, 1]
+    assert verdict.next_token.tolist()[0] == 3
 
 
 def test_greedy_rows_stay_exact_under_relaxed_acceptance() -> None:
