@@ -148,7 +148,7 @@ def figure_lines(
         what += f"{tokens} tokens, {per_second:.1f} tokens per second with prompts"
     if rounds:
         tau = sum((result.tau or 0.0) * len(result.rounds) for result in results) / rounds
-        what += f", tau {tau:.2f} over {rounds} rounds"
+        what += f", tau {tau:.2f} over {rounds} round{'' if rounds == 1 else 's'}"
     cached = " (from the cache)" if clock.from_cache and not clock.compiled else ""
     start = (
         f"load {load_seconds:.1f} s, compile {compile_seconds:.1f} s{cached}, first token "

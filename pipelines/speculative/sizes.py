@@ -6,6 +6,7 @@ import dataclasses
 import math
 from typing import Literal, get_args
 
+from dspark_jax.architectures.nn.attention.backends.registry import attention_backend
 from dspark_jax.architectures.nn.attention.kv_params import KVParams
 from dspark_jax.architectures.protocols import Draft, Target
 from dspark_jax.pipelines.sampling.checks import check_generation
@@ -149,7 +150,12 @@ class EnginePlan:
 
     @property
     def page_buckets(self) -> tuple[int, ...]:
-        """The page counts that programs are compiled for: each twice the one before, up to `pages_per_row`."""
+        """The page counts that programs are compiled for: each twice the one before, up to `pages_per_row`.
+
+        Only `pages_per_row` where attention reads by length, as a longer page table costs nothing there.
+        """
+        if attention_backend(self.target_params.platform).reads_by_length:
+            return (self.pages_per_row,)
         smallest = max(1, self.pages_of(_SMALLEST_BUCKET))
         sizes = [min(smallest, self.pages_per_row)]
         while sizes[-1] < self.pages_per_row:

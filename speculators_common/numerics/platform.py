@@ -55,7 +55,7 @@ class Platform:
     copy of the kernel, which is eight times slower.
     """
     attention: str
-    """Name of the attention backend (`architectures/nn/attention/backends.py`)."""
+    """Name of the attention backend (`architectures/nn/attention/backends/registry.py`)."""
 
     @classmethod
     def of(cls, name: str) -> Platform:
@@ -98,8 +98,7 @@ _TPU = Platform(
     softmax="ordinary",
     tied_head_shares_table=True,
     pads_lone_bfloat16_row=False,
-    attention="xla-slot-major",
+    attention="tpu-paged",
 )
-_PLATFORMS: dict[str, Platform] = {
-    platform.name: platform for platform in (_CPU, _TPU, dataclasses.replace(_TPU, name="gpu"))
-}
+_GPU = dataclasses.replace(_TPU, name="gpu", attention="xla-slot-major")
+_PLATFORMS: dict[str, Platform] = {platform.name: platform for platform in (_CPU, _TPU, _GPU)}

@@ -156,7 +156,7 @@ class Rounds:
     def context(self, pages: KVPages, row: int) -> list[np.ndarray]:
         """Keys and values of all layers that `row` has stored for its committed positions, each `[K, P, hd]`."""
         table, committed = self.rows.page_table[row : row + 1], int(self.rows.committed[row])
-        stored = [pages.backend.read(layer, table) for layer in pages.layers]
+        stored = [pages.read(layer, table) for layer in range(len(pages.layers))]
         return [np.asarray(heads[0, :, :committed]) for part in zip(*stored, strict=True) for heads in part]
 
 

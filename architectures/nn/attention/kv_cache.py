@@ -13,8 +13,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32
 
-from dspark_jax.architectures.nn.attention.backend import AttentionBackend, AttentionCase, LayerPools, Operation
-from dspark_jax.architectures.nn.attention.backends import attention_backend
+from dspark_jax.architectures.nn.attention.backends.backend import (
+    AttentionBackend,
+    AttentionCase,
+    LayerPools,
+    Operation,
+)
+from dspark_jax.architectures.nn.attention.backends.registry import attention_backend
 from dspark_jax.architectures.nn.attention.kv_params import KVParams
 from dspark_jax.architectures.nn.attention.ragged_batch import RaggedBatch
 from dspark_jax.speculators_common.formats.draft_config import LayerMask, WindowOrigin
@@ -27,6 +32,7 @@ class KVPages:
     """The pages of one model: one entry for each layer that stores keys and values."""
 
     layers: tuple[LayerPools, ...]
+    layer_shapes: tuple[tuple[int, int], ...] = dataclasses.field(metadata={"static": True})  # (K, hd) of every layer
     backend: AttentionBackend = dataclasses.field(metadata={"static": True})
 
     @classmethod
@@ -36,7 +42,7 @@ class KVPages:
         Raises `NotImplementedError` if the platform's attention backend does not exist.
         """
         backend = attention_backend(params.platform)
-        return cls(layers=backend.zeros(params, num_pages), backend=backend)
+        return cls(layers=backend.zeros(params, num_pages), layer_shapes=params.layer_shapes, backend=backend)
 
     @property
     def platform(self) -> Platform:
@@ -52,6 +58,12 @@ class KVPages:
     def num_pages(self) -> int:
         """Number of pages of every layer. As a page id this number means "unassigned"."""
         return self.backend.num_pages_of(self.layers[0])
+
+    def read(
+        self, layer: int, page_table: Int32[Array, "B P"]
+    ) -> tuple[Float[Array, "B K S hd"], Float[Array, "B K S hd"]]:
+        """Keys and values of every row in order of position. `S` is the page table's width times the page size."""
+        return self.backend.read(self.layers[layer], page_table, self.layer_shapes[layer][1])
 
 
 @jax.tree_util.register_dataclass
@@ -83,7 +95,7 @@ class KVCache:
 
     def read(self, layer: int) -> tuple[Float[Array, "B K S hd"], Float[Array, "B K S hd"]]:
         """Keys and values of every row in order of position. `S` is the page table's width times the page size."""
-        return self.pages.backend.read(self.pages.layers[layer], self.page_table)
+        return self.pages.read(layer, self.page_table)
 
     def paged_attention(
         self,
@@ -141,7 +153,7 @@ class KVCache:
         case = AttentionCase(
             operation=operation,
             num_heads=query.shape[-2],
-            num_key_value_heads=backend.num_heads_of(pools),
+            num_key_value_heads=self.pages.layer_shapes[layer][0],
             head_dim=query.shape[-1],
             page_size=backend.page_size_of(pools),
             window=window,

@@ -7,21 +7,49 @@ kernels with a built-in window do.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int32
 
 from dspark_jax.speculators_common.formats.draft_config import LayerMask, WindowOrigin
 
 
-def causal_mask(query_positions: Int32[Array, "B L"], num_keys: int, window: int | None) -> Bool[Array, "B L S"]:
-    """The mask of a target: a query at position p sees the keys at positions `p - window < s <= p`.
+class VisibleRange(NamedTuple):
+    """The positions that each query sees: `first <= position < end`. A query sees nothing if `end <= first`."""
 
-    `window` is in positions; `None` means that all positions up to p are visible. Key s is at position s.
+    first: Int32[Array, "B L"]
+    end: Int32[Array, "B L"]
+
+
+def causal_range(query_positions: Int32[Array, "B L"], window: int | None) -> VisibleRange:
+    """The positions that a target's query at position p sees: `p - window < s <= p`.
+
+    `window` is in positions; `None` means that all positions up to p are visible.
     """
-    key = jnp.arange(num_keys, dtype=jnp.int32)[None, None, :]
-    query = query_positions[:, :, None]
-    visible = key <= query
-    return visible if window is None else visible & (query - key < window)
+    end = query_positions + 1
+    return VisibleRange(jnp.zeros_like(end) if window is None else jnp.maximum(end - window, 0), end)
+
+
+def context_range(
+    anchor_positions: Int32[Array, "B"], num_slots: int, layer: LayerMask, origin: WindowOrigin
+) -> VisibleRange:
+    """The context positions that each block slot sees. All of them are strictly before the anchor.
+
+    The window starts at `anchor - window` if it is counted from the anchor, at `anchor + slot - window + 1` if it is
+    counted from the slot.
+    """
+    slot = jnp.arange(num_slots, dtype=jnp.int32)[None, :]
+    end = jnp.broadcast_to(anchor_positions[:, None], (anchor_positions.shape[0], num_slots))
+    if layer.window is None:
+        return VisibleRange(jnp.zeros_like(end), end)
+    oldest = end - layer.window if origin == "anchor" else end + slot - layer.window + 1
+    return VisibleRange(jnp.maximum(oldest, 0), end)
+
+
+def causal_mask(query_positions: Int32[Array, "B L"], num_keys: int, window: int | None) -> Bool[Array, "B L S"]:
+    """`causal_range` as a mask over keys at the positions `0..num_keys-1`."""
+    return _in_range(causal_range(query_positions, window), jnp.arange(num_keys, dtype=jnp.int32)[None])
 
 
 def context_mask(
@@ -31,20 +59,13 @@ def context_mask(
     layer: LayerMask,
     origin: WindowOrigin,
 ) -> Bool[Array, "B W S"]:
-    """The context keys that each block slot sees. All of them are strictly before the anchor.
+    """`context_range` as a mask over keys at `key_positions`, in any order. Negative: there is no key."""
+    return _in_range(context_range(anchor_positions, num_slots, layer, origin), key_positions)
 
-    `key_positions` are in any order. A negative position means that there is no key. The window starts at
-    `anchor - window` if it is counted from the anchor, at `anchor + slot - window + 1` if it is counted from the slot.
-    """
-    key = key_positions[:, None, :]
-    anchor = anchor_positions[:, None, None]
-    slot = jnp.arange(num_slots, dtype=jnp.int32)[None, :, None]
-    shape = (anchor_positions.shape[0], num_slots, key_positions.shape[1])
-    visible = jnp.broadcast_to((key >= 0) & (key < anchor), shape)
-    if layer.window is None:
-        return visible
-    oldest = anchor - layer.window if origin == "anchor" else anchor + slot - layer.window + 1
-    return visible & (key >= oldest)
+
+def _in_range(visible: VisibleRange, positions: Int32[Array, "#B S"]) -> Bool[Array, "B L S"]:
+    key = positions[:, None, :]
+    return (key >= visible.first[..., None]) & (key < visible.end[..., None])
 
 
 def block_mask(num_slots: int, layer: LayerMask, origin: WindowOrigin) -> Bool[Array, "W W"]:

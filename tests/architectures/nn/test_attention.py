@@ -6,6 +6,7 @@ The tests run for every backend in `BACKENDS`. They do not depend on the layout 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -13,16 +14,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dspark_jax.architectures.nn.attention.backend import AttentionBackend, AttentionCase
-from dspark_jax.architectures.nn.attention.backends import BACKENDS, attention_backend
+from dspark_jax.architectures.nn.attention.backends.backend import AttentionBackend, AttentionCase
+from dspark_jax.architectures.nn.attention.backends.registry import BACKENDS, attention_backend
+from dspark_jax.architectures.nn.attention.backends.xla import XlaHeadMajor
 from dspark_jax.architectures.nn.attention.block_context import BlockContext, DenseContext
 from dspark_jax.architectures.nn.attention.kv_cache import KVCache, KVPages
 from dspark_jax.architectures.nn.attention.kv_params import KVParams
 from dspark_jax.architectures.nn.attention.masks import block_mask, context_mask
 from dspark_jax.architectures.nn.attention.ragged_batch import PADDING_POSITION, RaggedBatch
-from dspark_jax.architectures.nn.attention.xla import XlaHeadMajor
 from dspark_jax.speculators_common.formats.draft_config import LayerMask, WindowOrigin
 from dspark_jax.speculators_common.numerics.platform import Platform, SoftmaxForm
+from tests.support.interpreted_kernels import interpreted_kernels
 
 HEADS, KV_HEADS, HEAD_DIM, PAGE_SIZE, WIDTH, SCALE = 4, 2, 8, 4, 3, 0.3
 LENGTHS = (9, 0, 5)
@@ -34,10 +36,11 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
 @pytest.fixture(params=BACKENDS)
-def backend(request: pytest.FixtureRequest) -> AttentionBackend:
-    """Every backend, with the platform that names it."""
+def backend(request: pytest.FixtureRequest) -> Iterator[AttentionBackend]:
+    """Every backend, with the platform that names it. Kernels for TPUs are interpreted."""
     platforms = [Platform.of(name) for name in ("cpu", "tpu", "gpu")]
-    return attention_backend(next(platform for platform in platforms if platform.attention == request.param))
+    with interpreted_kernels(simulated_memory=True):
+        yield attention_backend(next(platform for platform in platforms if platform.attention == request.param))
 
 
 def _params(backend: AttentionBackend, **changes: Any) -> KVParams:
@@ -198,7 +201,7 @@ def test_pages_lead_with_the_page_axis_and_know_their_sizes(backend: AttentionBa
     params = _params(backend, num_layers=2, num_key_value_heads=(2, 1), head_dim=(8, 16))
     pages = jax.eval_shape(lambda: KVPages.zeros(params, 12))
     assert (pages.num_pages, pages.page_size) == (12, PAGE_SIZE)
-    assert [backend.num_heads_of(layer) for layer in pages.layers] == [2, 1]
+    assert pages.layer_shapes == ((2, 8), (1, 16))
     assert {pool.shape[0] for pool in jax.tree.leaves(pages)} == {12}
     assert sum(pool.size * pool.dtype.itemsize for pool in jax.tree.leaves(pages)) == 12 * params.bytes_per_page()
     assert pages.platform == backend.platform

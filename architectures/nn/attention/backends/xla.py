@@ -9,7 +9,7 @@ from typing import ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32, Shaped
 
-from dspark_jax.architectures.nn.attention.backend import AttentionBackend, LayerPools, LayerShapes
+from dspark_jax.architectures.nn.attention.backends.backend import AttentionBackend, LayerPools, LayerShapes
 from dspark_jax.architectures.nn.attention.key_sets import KeySet, attend, block_key_set
 from dspark_jax.architectures.nn.attention.kv_params import KVParams
 from dspark_jax.architectures.nn.attention.masks import causal_mask, context_mask
@@ -31,7 +31,7 @@ class XlaAttention(AttentionBackend):
         """Keys and values of every row in order of position, with the axes of `KeySet`."""
 
     def read(
-        self, pools: LayerPools, page_table: Int32[Array, "B P"]
+        self, pools: LayerPools, page_table: Int32[Array, "B P"], head_dim: int
     ) -> tuple[Float[Array, "B K S hd"], Float[Array, "B K S hd"]]:
         keys, values = self.gathered(pools, page_table)
         return (keys, values) if self.head_major else (keys.swapaxes(1, 2), values.swapaxes(1, 2))
@@ -89,9 +89,6 @@ class XlaHeadMajor(XlaAttention):
     def page_size_of(self, pools: LayerShapes) -> int:
         return pools[0].shape[2]
 
-    def num_heads_of(self, pools: LayerShapes) -> int:
-        return pools[0].shape[1]
-
     def write(
         self,
         pools: LayerPools,
@@ -115,8 +112,7 @@ class XlaHeadMajor(XlaAttention):
 class XlaSlotMajor(XlaAttention):
     """One pool for keys and values, `[pages, page, 2K, hd]`. They alternate by head: key 0, value 0, key 1, ...
 
-    XLA gives pools this order around a loop on accelerators, whatever order the program states. The paged attention
-    kernels for accelerators use it too.
+    XLA gives pools this order around a loop on accelerators, whatever order the program states.
     """
 
     name = "xla-slot-major"
@@ -131,9 +127,6 @@ class XlaSlotMajor(XlaAttention):
 
     def page_size_of(self, pools: LayerShapes) -> int:
         return pools[0].shape[1]
-
-    def num_heads_of(self, pools: LayerShapes) -> int:
-        return pools[0].shape[2] // 2
 
     def write(
         self,

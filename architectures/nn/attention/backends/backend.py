@@ -48,6 +48,8 @@ class AttentionBackend(abc.ABC):
     """
 
     name: ClassVar[str]
+    # Whether the cost of a call follows the stored lengths. If false, it follows the width of the page table.
+    reads_by_length: ClassVar[bool] = False
     platform: Platform
 
     @abc.abstractmethod
@@ -57,10 +59,6 @@ class AttentionBackend(abc.ABC):
     @abc.abstractmethod
     def page_size_of(self, pools: LayerShapes) -> int:
         """Number of positions of a page."""
-
-    @abc.abstractmethod
-    def num_heads_of(self, pools: LayerShapes) -> int:
-        """Number of key/value heads of a layer."""
 
     def num_pages_of(self, pools: LayerShapes) -> int:
         """Number of pages of a layer."""
@@ -82,7 +80,7 @@ class AttentionBackend(abc.ABC):
 
     @abc.abstractmethod
     def read(
-        self, pools: LayerPools, page_table: Int32[Array, "B P"]
+        self, pools: LayerPools, page_table: Int32[Array, "B P"], head_dim: int
     ) -> tuple[Float[Array, "B K S hd"], Float[Array, "B K S hd"]]:
         """Keys and values of every row in order of position. `S` is the page table's width times the page size."""
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dspark_jax.architectures.nn.attention.backend import AttentionBackend
-from dspark_jax.architectures.nn.attention.xla import XlaHeadMajor, XlaSlotMajor
+from dspark_jax.architectures.nn.attention.backends.backend import AttentionBackend
+from dspark_jax.architectures.nn.attention.backends.tpu import PagedTpu
+from dspark_jax.architectures.nn.attention.backends.xla import XlaHeadMajor, XlaSlotMajor
 from dspark_jax.speculators_common.numerics.platform import Platform
 
-BACKENDS: dict[str, type[AttentionBackend]] = {backend.name: backend for backend in (XlaHeadMajor, XlaSlotMajor)}
+BACKENDS: dict[str, type[AttentionBackend]] = {
+    backend.name: backend for backend in (XlaHeadMajor, XlaSlotMajor, PagedTpu)
+}
 
 
 def attention_backend(platform: Platform) -> AttentionBackend:
