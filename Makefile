@@ -1,5 +1,6 @@
 # make test    tests in .venv, all but the thorough ones; with PYTEST_ARGS= all of them
 #              PYTHON=python3.13 VENV=.venv-3.13 make test    the same on another Python
+# make aot     compile rounds for TPUs with their own compiler, no TPU needed: memory, and traffic against the bound
 # make demo    the demo pair, speculative against plain
 PYTHON ?= python3
 VENV ?= .venv
@@ -15,13 +16,20 @@ IS_SUPPORTED := import sys; sys.exit(sys.version_info < (3, 11))
 # A prerequisite that is there, and then forces an installation, only while the environment has no interpreter that works.
 NO_ENVIRONMENT := $(shell $(BIN)/python -c '$(IS_SUPPORTED)' 2>/dev/null || echo no-environment)
 
-.PHONY: test demo lint clean no-environment
+.PHONY: test aot demo lint clean no-environment
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 demo: $(VENV)/.installed-demo
 	$(BIN)/dspark generate --target smollm2 --draft models/smollm2-135m-dspark --num-speculative-tokens 3 --prompt "$(PROMPT)" --compare
+
+aot: $(VENV)/.installed-aot
+	$(BIN)/python benchmarks/ahead_of_time.py --topology v6e:2x2 --layers 36 --batch 1 8
+	$(BIN)/python benchmarks/ahead_of_time.py --topology v5e:2x2 --layers 36 --batch 1
+	$(BIN)/python benchmarks/ahead_of_time.py --topology tpu7x:2x2x1 --layers 36 --batch 8
+	$(BIN)/python benchmarks/ahead_of_time.py --topology v6e:2x2 --batch 64
+	$(BIN)/python benchmarks/ahead_of_time.py --topology v6e:2x2 --batch 8 --program loop
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -41,6 +49,10 @@ $(VENV)/.installed-demo: pyproject.toml Makefile $(NO_ENVIRONMENT)
 
 $(VENV)/.installed-dev: $(VENV)/.installed-demo
 	$(PIP) install --group dev
+	@touch $@
+
+$(VENV)/.installed-aot: $(VENV)/.installed-demo
+	$(PIP) install --editable '.[demo,tpu]'
 	@touch $@
 
 clean:

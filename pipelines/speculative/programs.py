@@ -125,15 +125,20 @@ class Programs:
         rows = dataclasses.replace(state.rows, finished=self._retire(state.rows.finished, retired))
         return dataclasses.replace(state, rows=rows)
 
-    def lower_round(self, state: RoundState, *, num_pages: int) -> Any:
-        """The lowered round, for inspection (`.compile().as_text()`)."""
-        return self._round.lower(self._leaves, state, None, num_pages=num_pages, num_tokens=None, policy=GREEDY)
+    def lower_round(self, state: RoundState, *, num_pages: int, platform: str | None = None) -> Any:
+        """The lowered round, for inspection (`.compile().as_text()`).
 
-    def lower_loop(self, state: RoundState, *, num_pages: int) -> Any:
+        `platform` is what jax calls the platform to lower for: `cpu`, `tpu` or `cuda`; by default that of this process.
+        Modules and state may hold shapes in place of arrays.
+        """
+        traced = self._round.trace(self._leaves, state, None, num_pages=num_pages, num_tokens=None, policy=GREEDY)
+        return traced.lower(lowering_platforms=None if platform is None else (platform,))
+
+    def lower_loop(self, state: RoundState, *, num_pages: int, platform: str | None = None) -> Any:
         """The lowered device loop, for inspection."""
-        return self._loop.lower(
-            self._leaves, state, jnp.asarray(False), num_pages=num_pages, token_range=None, policy=GREEDY
-        )
+        until: Any = jax.ShapeDtypeStruct((), jnp.bool_)
+        traced = self._loop.trace(self._leaves, state, until, num_pages=num_pages, token_range=None, policy=GREEDY)
+        return traced.lower(lowering_platforms=None if platform is None else (platform,))
 
     def _step(self, leaves: tuple[Array, ...], num_pages: int, policy: Policy, num_tokens: int | None = None) -> Step:
         target, draft = nnx.merge(self._graphdef, jax.tree.unflatten(self._treedef, leaves))

@@ -162,9 +162,21 @@ def _call(
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "parallel", "arbitrary"), vmem_limit_bytes=_FAST_MEMORY_BYTES
         ),
+        cost_estimate=_cost(pool, table, queries, sizes),
         name="context_attention",
     )
     return call(table, start, count, queries, bounds, *[pool] * sizes.step_pages)
+
+
+def _cost(pool: Any, table: Any, queries: Any, sizes: _Sizes) -> pl.CostEstimate:
+    """The cost for rows that fill their page tables."""
+    rows, parts = queries.shape[:2]
+    positions = rows * parts * table.shape[1] * sizes.page_size
+    scores = positions * sizes.num_kv_heads * sizes.part_rows
+    read = positions * pool.shape[2] * pool.dtype.itemsize + queries.size * queries.dtype.itemsize
+    return pl.CostEstimate(
+        flops=4 * scores * sizes.head_dim, transcendentals=scores, bytes_accessed=read + 4 * queries.size
+    )
 
 
 def _kernel(_: Any, start: Any, count: Any, query: Any, bounds: Any, *refs: Any, sizes: _Sizes) -> None:
