@@ -166,6 +166,11 @@ def warning_lines(results: Sequence[GenerationResult], draft: DraftConfig | None
             f"warning: the draft's states overflowed after {overflowed} rounds; nothing was proposed then (try "
             "--dtype float32)"
         )
+    broken = sum(result.finish_reason == "grammar" for result in results)
+    if broken:
+        lines.append(
+            f"warning: {broken} of {len(results)} texts became too complex for the grammar and do not match it"
+        )
     offered = [one_round for result in results for one_round in result.rounds if one_round.proposed]
     accepted = sum(one_round.accepted > 0 for one_round in offered)
     if draft is not None and len(offered) >= _SUSPICIOUS_ROUNDS and accepted <= _SUSPICIOUS_RATE * len(offered):

@@ -31,12 +31,17 @@ class Continuations:
         self._ordinary = self._vocabulary & ~words_of(self._stops | self._banned, vocab_size)
         self._ends = words_of(self._stops - self._banned, vocab_size)
         self._num_tokens = 0
-        self._next = self._allowed(0)
+        self._next = self._allowed(matcher)
 
     @property
     def is_over(self) -> bool:
         """Whether no token may come next."""
         return not self._next.any()
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether the text became too complex for the matcher of its grammar. The text ends, and is not complete."""
+        return self._matcher.is_broken()
 
     def masks(self, drafts: Sequence[int]) -> UInt32[np.ndarray, "rows words"]:
         """The tokens that may come next, and those after each draft, up to the first draft that may not stand there.
@@ -44,18 +49,17 @@ class Continuations:
         One row more than there are drafts that may stand there. After a stop token nothing matters, and no further row
         follows.
         """
-        rows, count = [self._next], 0
+        tried = self._matcher.copy() if drafts else self._matcher
+        rows = [self._next]
         for draft in drafts:
             if not has_token(rows[-1], draft):
                 break
             if draft in self._stops:
                 rows.append(self._vocabulary)
                 break
-            if not self._matcher.push(draft):
+            if not tried.push(draft):
                 break
-            count += 1
-            rows.append(self._allowed(count))
-        self._matcher.pop(count)
+            rows.append(self._allowed(tried, num_drafts=len(rows)))
         return np.stack(rows)
 
     def advance(self, tokens: Sequence[int]) -> int | None:
@@ -65,21 +69,22 @@ class Continuations:
         A token that may not stand there is emitted where nothing may follow: it is no part of the text.
         """
         for index, token in enumerate(tokens):
-            if token in self._stops and self._may_end(0) and token not in self._banned:
+            if token in self._stops and self._may_end(self._matcher) and token not in self._banned:
                 return None
             if token in self._stops or token in self._banned or not self._matcher.push(token):
+                self._next = self._allowed(self._matcher)  # a matcher may break only when it is asked
                 return index
             self._num_tokens += 1
-        self._next = self._allowed(0)
+        self._next = self._allowed(self._matcher)
         return len(tokens) if self.is_over else None
 
-    def _allowed(self, num_drafts: int) -> UInt32[np.ndarray, "words"]:
-        """The tokens after what the matcher has read, which includes so many drafts."""
+    def _allowed(self, matcher: TokenMatcher, num_drafts: int = 0) -> UInt32[np.ndarray, "words"]:
+        """The tokens after what `matcher` has read, which includes so many drafts."""
         found = np.zeros_like(self._vocabulary)
-        given = self._matcher.allowed()[: len(found)]
+        given = matcher.allowed()[: len(found)]
         found[: len(given)] = given
         found &= self._ordinary
-        return found | self._ends if self._may_end(num_drafts) else found
+        return found | self._ends if self._may_end(matcher, num_drafts) else found
 
-    def _may_end(self, num_drafts: int) -> bool:
-        return self._num_tokens + num_drafts >= self._min_new_tokens and self._matcher.is_complete()
+    def _may_end(self, matcher: TokenMatcher, num_drafts: int = 0) -> bool:
+        return self._num_tokens + num_drafts >= self._min_new_tokens and matcher.is_complete()

@@ -28,8 +28,12 @@ class TokenMatcher(Protocol):
         """Read one more token. Returns false, and changes nothing, if it may not come next."""
         ...
 
-    def pop(self, count: int) -> None:
-        """Forget the last `count` tokens."""
+    def is_broken(self) -> bool:
+        """Whether the matcher has given up: the text became too complex for it. Then nothing is allowed."""
+        ...
+
+    def copy(self) -> TokenMatcher:
+        """A matcher that has read the same tokens. What it reads later, this one does not."""
         ...
 
 

@@ -8,7 +8,8 @@ from typing import Literal, NamedTuple
 
 from dspark_jax.pipelines.sampling.generation import Request
 
-FinishReason = Literal["stop", "length", "cancelled"]
+# `grammar`: the text became too complex for the matcher of its grammar, and does not match it.
+FinishReason = Literal["stop", "length", "grammar", "cancelled"]
 
 
 class TokenLogprobs(NamedTuple):
@@ -50,7 +51,7 @@ class Completion:
         """
         total = sum(accepted + 1 for _, accepted in self.rounds)
         emitted_in_rounds = len(self.output_ids) - 1 - self.num_resumes
-        return total - (self.finish_reason == "stop" and 0 <= emitted_in_rounds < total)
+        return total - (self.finish_reason in ("stop", "grammar") and 0 <= emitted_in_rounds < total)
 
     @property
     def tau(self) -> float | None:

@@ -85,7 +85,7 @@ def record(results: RowResults) -> RowResults:
     completion.non_finite_rounds += results.non_finite
     completion.decode_seconds = now - job.first_token_at if job.first_token_at else 0.0
     if end is not None or (completion.output_ids and completion.output_ids[-1] in completion.request.stop_ids):
-        completion.finish_reason = "stop"
+        completion.finish_reason = "grammar" if job.continuations and job.continuations.is_broken else "stop"
     elif job.remaining <= 0:
         completion.finish_reason = "length"
     return results

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,33 +20,84 @@ from dspark_jax.speculators_common.errors import RequestError, install_hint
 _SHOWN = 300  # characters of a message of llguidance
 
 
-class GrammarMatcher:
-    """A `TokenMatcher` of one text. The tokens that end a text for the tokenizer are none of the grammar's."""
+class _Family:
+    """Matchers of llguidance that are copies of one another. They share what its limits count."""
 
-    def __init__(self, matcher: Any, ends: UInt32[np.ndarray, "words"]) -> None:
-        """`matcher` is an `llguidance.LLMatcher`, `ends` the mask of its tokens that end a text."""
-        self._matcher, self._ends = matcher, ends
+    def __init__(self, fresh: Callable[[], Any]) -> None:
+        """`fresh` makes an `llguidance.LLMatcher` that is not a copy, and has read nothing."""
+        self.fresh, self.is_spoiled = fresh, False
+
+
+class GrammarMatcher:
+    """A `TokenMatcher` of one text. The tokens that end a text for the tokenizer are none of the grammar's.
+
+    A matcher that reaches a limit of llguidance spoils all its copies, which then refuse what they should allow. So a
+    draft that is only tried could end the text, or the text of another request. Whether a text is too complex must
+    follow from its tokens alone: a matcher of a spoiled family is made anew and reads them again, and has given up if
+    it alone reaches a limit.
+    """
+
+    def __init__(
+        self, matcher: Any, family: _Family, ends: UInt32[np.ndarray, "words"], tokens: tuple[int, ...] = ()
+    ) -> None:
+        """`matcher` is an `llguidance.LLMatcher` that has read `tokens`, `ends` the mask of its tokens that end a
+        text.
+        """
+        self._matcher, self._family, self._ends, self._tokens = matcher, family, ends, tokens
+        self._is_broken = False
 
     def allowed(self) -> UInt32[np.ndarray, "words"]:
-        """As in `TokenMatcher`. Nothing, if the text became too complex for the matcher."""
-        if self._matcher.is_error():
+        """As in `TokenMatcher`."""
+        found = self._answer(lambda matcher: matcher.compute_bitmask())
+        if self._is_broken:
             return np.zeros_like(self._ends)
-        mask = np.frombuffer(self._matcher.compute_bitmask(), "<u4")  # may have a word more than the ids need
+        mask = np.frombuffer(found, "<u4")  # may have a word more than the ids need
         return mask[: len(self._ends)].astype(np.uint32) & ~self._ends
 
     def is_complete(self) -> bool:
         """As in `TokenMatcher`."""
-        return not self._matcher.is_error() and bool(self._matcher.is_accepting())
+        is_accepting = self._answer(lambda matcher: matcher.is_accepting())
+        return bool(is_accepting) and not self._is_broken
 
     def push(self, token: int) -> bool:
         """As in `TokenMatcher`."""
-        is_end = token // WORD >= len(self._ends) or has_token(self._ends, token)
-        return not is_end and bool(self._matcher.try_consume_tokens([token]) == 1)
+        if token // WORD >= len(self._ends) or has_token(self._ends, token):
+            return False
+        # A spoiled matcher may also refuse a token without an error. Refusals are rare, as masks are asked first.
+        count = self._answer(lambda matcher: matcher.try_consume_tokens([token]), is_sure=lambda found: found == 1)
+        if self._is_broken or count != 1:
+            return False
+        self._tokens = (*self._tokens, token)
+        return True
 
-    def pop(self, count: int) -> None:
+    def is_broken(self) -> bool:
         """As in `TokenMatcher`."""
-        if count:
-            self._matcher.rollback(count)
+        return self._is_broken
+
+    def copy(self) -> GrammarMatcher:
+        """As in `TokenMatcher`. It takes a microsecond; not every grammar has a rollback."""
+        self._answer(lambda matcher: None)
+        found = GrammarMatcher(self._matcher.deep_copy(), self._family, self._ends, self._tokens)
+        found._is_broken = self._is_broken
+        return found
+
+    def _answer(self, ask: Callable[[Any], Any], is_sure: Callable[[Any], bool] = lambda found: True) -> Any:
+        """What the matcher says; if its family is spoiled or the answer is not sure, what a new one says."""
+        if self._is_broken:
+            return None
+        if not self._family.is_spoiled:
+            found = ask(self._matcher)
+            self._family.is_spoiled = bool(self._matcher.is_error())
+            if not self._family.is_spoiled and is_sure(found):
+                return found
+        self._family = _Family(self._family.fresh)
+        self._matcher = self._family.fresh()
+        for token in self._tokens:
+            self._matcher.compute_bitmask()  # counts towards the limits, as it did for the text
+            self._matcher.try_consume_tokens([token])
+        found = ask(self._matcher)
+        self._is_broken = bool(self._matcher.is_error())
+        return found
 
 
 def grammar_matcher(grammar: Grammar, tokenizer: Tokenizer | None, *, vocab_size: int, source: str) -> NewMatcher:
@@ -72,11 +124,12 @@ def grammar_matcher(grammar: Grammar, tokenizer: Tokenizer | None, *, vocab_size
             rules = LLMatcher.grammar_from_lark(grammar.text)
     except ValueError as error:
         raise _refused(grammar, str(error)) from error
-    compiled = LLMatcher(known, rules, log_level=0)
+
+    family = _Family(lambda: LLMatcher(known, rules, log_level=0))
+    compiled = family.fresh()
     if compiled.is_error():
         raise _refused(grammar, compiled.get_error())
-    ends = words_of(known.eos_tokens, known.vocab_size)
-    return lambda: GrammarMatcher(compiled.deep_copy(), ends)
+    return GrammarMatcher(compiled, family, words_of(known.eos_tokens, known.vocab_size)).copy
 
 
 @functools.lru_cache(maxsize=4)

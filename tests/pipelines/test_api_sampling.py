@@ -172,3 +172,27 @@ def test_a_grammar_that_nothing_matches_is_refused_before_any_text(pipeline: Pip
             pipeline.generate(pair.prompt(0), grammar=grammar, **fields)
     with pytest.raises(RequestError, match=r"grammar: found .*, allowed a `Grammar` of kind json_schema, regex, lark"):
         pipeline.generate(pair.prompt(0), grammar=Grammar.regex(" "))
+
+
+_LETTERS = "abdefghijklmnopqrstuvwxyz"
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        Grammar.lark("start: x /[0-9]+/\nx[max_tokens=3]: /[a-z]*/"),
+        Grammar.lark('start: x /[0-9]+/\nx[stop="b"]: /[a-z]*/'),
+        # One letter leads to an expression that is beyond the limits of llguidance. Drafts use it, texts do not.
+        Grammar.regex(f"([{_LETTERS}]|cq{{99999999}}b)+"),
+    ],
+    ids=["max_tokens", "stop", "limits"],
+)
+def test_drafts_that_are_tried_do_not_change_what_a_grammar_allows(
+    pipeline: Pipeline, plain: Pipeline, pair: RecordedPair, grammar: Grammar
+) -> None:
+    options = {**SAMPLING, "grammar": grammar, "logit_bias": {tiny_tokenizer.byte_ids("c")[0]: -40.0}}
+    for seed in range(4):
+        [wanted] = plain.generate(pair.prompt(0), seed=seed, **options)
+        [found] = pipeline.generate(pair.prompt(0), seed=seed, **options)
+        assert _observable(found) == _observable(wanted)
+        assert len(wanted.output_ids) > 3

@@ -38,9 +38,13 @@ class ToyMatcher:
         self.ids.append(token)
         return True
 
-    def pop(self, count: int) -> None:
+    def is_broken(self) -> bool:
         """As in `TokenMatcher`."""
-        del self.ids[len(self.ids) - count :]
+        return False
+
+    def copy(self) -> ToyMatcher:
+        """As in `TokenMatcher`."""
+        return ToyMatcher(self.ids)
 
 
 def following(ids: Sequence[int]) -> frozenset[int]:

@@ -52,14 +52,14 @@ def _first_letters(mask: np.ndarray) -> set[str]:
 def test_a_matcher_follows_its_grammar(
     tokenizer: Tokenizer, grammar: Grammar, texts: list[str], beginnings: list[str], wrong: list[str]
 ) -> None:
-    matcher = _matcher(grammar, tokenizer)
+    beginning = _matcher(grammar, tokenizer)
     for text, is_whole, is_right in (
         *((text, True, True) for text in texts),
         *((text, False, True) for text in beginnings),
         *((text, False, False) for text in wrong),
     ):
         for ids in (byte_ids(text), tokenizer.encode(text)[1:]):  # without BOS
-            count = 0
+            count, matcher = 0, beginning.copy()
             for token in ids:
                 is_allowed = has_token(matcher.allowed(), token)
                 assert matcher.push(token) == is_allowed
@@ -68,7 +68,7 @@ def test_a_matcher_follows_its_grammar(
                 count += 1
             assert (count == len(ids)) == is_right, text
             assert not is_right or matcher.is_complete() == is_whole
-            matcher.pop(count)
+            assert not matcher.is_broken()
 
 
 def test_special_tokens_and_tokens_beyond_the_vocabulary_match_nothing(tokenizer: Tokenizer) -> None:
@@ -144,3 +144,29 @@ def test_without_the_package_the_error_says_what_to_install(
         RequestError, match=r"grammar: llguidance is not installed: pip install llguidance .*\[grammar\]"
     ):
         _matcher(Grammar.regex("a"), tokenizer)
+
+
+@pytest.mark.parametrize("text", ["a{99999999}", "(((a{1000}){1000}){1000})"])
+def test_a_matcher_that_reaches_a_limit_says_so(tokenizer: Tokenizer, text: str) -> None:
+    found = Continuations(_matcher(Grammar.regex(text), tokenizer), Generation(), VOCAB)
+    assert not found.is_over
+    assert found.advance(byte_ids("aaa")) is not None
+    assert (found.is_over, found.is_broken) == (True, True)
+
+
+def test_a_copy_that_reaches_a_limit_spoils_no_other_matcher(tokenizer: Tokenizer) -> None:
+    new = grammar_matcher(Grammar.regex("([abd]|cq{99999999}b)+"), tokenizer, vocab_size=VOCAB, source="the model")
+    one, [a, b, c, q] = new(), byte_ids("abcq")
+    assert one.push(a)
+    tried = one.copy()
+    assert tried.push(c)
+    assert _first_letters(tried.allowed()) == {"q"}
+    tried.push(q)
+    tried.allowed()
+    assert tried.is_broken()
+    other = new()
+    for matcher in (one, other):
+        assert _first_letters(matcher.allowed()) == {"a", "b", "c", "d"}
+        assert matcher.push(b)
+        assert matcher.is_complete()
+        assert not matcher.is_broken()
