@@ -64,7 +64,7 @@ class GrammarMatcher:
         if token // WORD >= len(self._ends) or has_token(self._ends, token):
             return False
         # A spoiled matcher may also refuse a token without an error. Refusals are rare, as masks are asked first.
-        count = self._answer(lambda matcher: matcher.try_consume_tokens([token]), is_sure=lambda found: found == 1)
+        count = self._answer(lambda matcher: _consumed(matcher, token), is_sure=lambda found: found == 1)
         if self._is_broken or count != 1:
             return False
         self._tokens = (*self._tokens, token)
@@ -93,11 +93,19 @@ class GrammarMatcher:
         self._family = _Family(self._family.fresh)
         self._matcher = self._family.fresh()
         for token in self._tokens:
-            self._matcher.compute_bitmask()  # counts towards the limits, as it did for the text
-            self._matcher.try_consume_tokens([token])
+            _consumed(self._matcher, token)
         found = ask(self._matcher)
         self._is_broken = bool(self._matcher.is_error())
         return found
+
+
+def _consumed(matcher: Any, token: int) -> int:
+    """Read a token; returns 1 if it may come next. The mask before it counts towards the limits, so it is always made:
+    whether a limit is reached must not depend on who asked for masks.
+    """
+    matcher.compute_bitmask()
+    count: int = matcher.try_consume_tokens([token])
+    return count
 
 
 def grammar_matcher(grammar: Grammar, tokenizer: Tokenizer | None, *, vocab_size: int, source: str) -> NewMatcher:
