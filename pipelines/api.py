@@ -226,7 +226,7 @@ class Pipeline:
 
         Raises `DSparkError` if there is no such file, and for rules in it that cannot be kept.
         """
-        return changed(Generation(), stated_generation(self.target.checkpoint).fields)
+        return changed(Generation(), stated_generation(self.target.checkpoint, self.plan.vocab_size).fields)
 
     def without_draft(self) -> Pipeline:
         """A pipeline that decodes plainly with the same loaded target and its own caches, for comparisons."""

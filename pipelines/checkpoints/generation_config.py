@@ -61,8 +61,8 @@ class StatedGeneration:
     unused: tuple[str, ...]  # names of further fields, which have no influence
 
 
-def stated_generation(checkpoint: Checkpoint) -> StatedGeneration:
-    """Read the decoding options of a target.
+def stated_generation(checkpoint: Checkpoint, vocab_size: int) -> StatedGeneration:
+    """Read the decoding options of a target of `vocab_size` ids.
 
     Without `do_sample` decoding is greedy, as in transformers, and options that need a temperature are not taken. A
     field that the file does not state keeps its default here; in particular top-k is off, where transformers has 50.
@@ -83,10 +83,11 @@ def stated_generation(checkpoint: Checkpoint) -> StatedGeneration:
     if not isinstance(do_sample, bool):
         raise field_error(file, "do_sample", do_sample, "true or false")
     fields = {name: _checked(file, name, stated[name]) for name in _TAKEN if name in stated}
-    if banned := _banned_ids(stated, file):
+    if banned := _banned_ids(stated, file, vocab_size):
         fields["banned_ids"] = banned
-    if strings := stated.get("stop_strings"):
-        fields["stop_strings"] = [strings] if isinstance(strings, str) else strings
+    if "stop_strings" in stated:
+        strings = stated["stop_strings"]
+        fields["stop_strings"] = _checked(file, "stop_strings", [strings] if isinstance(strings, str) else strings)
     if do_sample:
         fields.setdefault("temperature", 1.0)
     else:
@@ -107,7 +108,7 @@ def _checked(file: Path, name: str, value: Any) -> Any:
     return value
 
 
-def _banned_ids(stated: Mapping[str, Any], file: Path) -> tuple[int, ...]:
+def _banned_ids(stated: Mapping[str, Any], file: Path, vocab_size: int) -> tuple[int, ...]:
     """The ids of `suppress_tokens`, and the words of `bad_words_ids`, if each of them is one token."""
     suppressed = stated.get("suppress_tokens", [])
     if not isinstance(suppressed, list) or not all(map(is_integer, suppressed)):
@@ -119,4 +120,7 @@ def _banned_ids(stated: Mapping[str, Any], file: Path) -> tuple[int, ...]:
         raise field_error(
             file, "bad_words_ids", words, "a list of lists of one token id: there is no rule for sequences"
         )
+    for name, ids in (("suppress_tokens", suppressed), ("bad_words_ids", [word[0] for word in words])):
+        if any(not 0 <= token < vocab_size for token in ids):
+            raise field_error(file, name, ids, f"ids 0..{vocab_size - 1}")
     return tuple(dict.fromkeys([*suppressed, *(word[0] for word in words)]))

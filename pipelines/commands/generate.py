@@ -127,7 +127,9 @@ def run(args: argparse.Namespace) -> int:
             acceptance=args.acceptance,
             **dataclasses.asdict(draft_overrides(args)),
         )
-        stated = stated_generation(prepared.target.checkpoint) if args.generation_config else None
+        stated = (
+            stated_generation(prepared.target.checkpoint, prepared.plan.vocab_size) if args.generation_config else None
+        )
         generation = generation_of(args, stated)
         requests = _requests(prepared, args, prompts, generation)
         decoding = [*stated_choices(stated), *decoding_choices(generation, requests, args)]

@@ -235,6 +235,7 @@ def _logit_bias(text: str) -> tuple[int, float]:
     """Id and number of `ID=VALUE`."""
     token, _, value = text.partition("=")
     try:
-        return id_list(token)[0], float(value)
+        [only] = id_list(token)
+        return only, float(value)
     except (argparse.ArgumentTypeError, ValueError):
         raise argparse.ArgumentTypeError(f"found {text[:40]!r}, allowed ID=VALUE, as in 17=-2.5") from None

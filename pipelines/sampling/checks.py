@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -45,7 +44,7 @@ _RULES = {
     "top_k": _integer(0, _MOST_TOKENS, "0 or more; 0 is off"),
     "top_p": _number(0, 1, "above 0, at most 1; 1 is off", above=True),
     "min_p": _number(0, 1, "0..1; 0 is off"),
-    "repetition_penalty": _number(0, _LARGEST, "above 0; 1 is off", above=True),
+    "repetition_penalty": _number(1 / _LARGEST, _LARGEST, f"{1 / _LARGEST:g}..{_LARGEST:g}; 1 is off"),
     "presence_penalty": _number(-_LARGEST, _LARGEST, "a finite number; 0 is off"),
     "frequency_penalty": _number(-_LARGEST, _LARGEST, "a finite number; 0 is off"),
     "seed": _optional(_integer(0, _SEEDS - 1, "an integer from 0 to 2^64 - 1")),
@@ -60,7 +59,7 @@ def check_generation(generation: Generation, *, vocab_size: int, most_stop_ids: 
     """
     for field in _RULES:
         check_option(field, getattr(generation, field))
-    _check_stop_strings(generation.stop_strings)
+    check_option("stop_strings", generation.stop_strings)
     _check_grammar(generation.grammar)
     if generation.min_new_tokens > generation.max_new_tokens:
         raise RequestError(
@@ -68,11 +67,14 @@ def check_generation(generation: Generation, *, vocab_size: int, most_stop_ids: 
             found=generation.min_new_tokens,
             allowed=f"at most max_new_tokens, {generation.max_new_tokens}",
         )
-    biases = generation.logit_bias
-    ids = [*dict(_pairs(biases)), *generation.banned_ids]
-    check_ids("stop_ids", generation.stop_ids or (), vocab_size=vocab_size, most=most_stop_ids)
+    stops = () if generation.stop_ids is None else generation.stop_ids
+    check_ids("stop_ids", stops, vocab_size=vocab_size, most=most_stop_ids)
     check_ids("banned_ids", generation.banned_ids, vocab_size=vocab_size, most=most_biased_ids)
-    check_ids("logit_bias", [token for token, _ in biases], vocab_size=vocab_size, most=most_biased_ids)
+    biased = _biased_ids(generation.logit_bias)
+    check_ids("logit_bias", biased, vocab_size=vocab_size, most=most_biased_ids)
+    if len(set(biased)) < len(biased):
+        raise RequestError(field="logit_bias", found=generation.logit_bias, allowed="each id once")
+    ids = [*biased, *generation.banned_ids]
     if len(set(ids)) > most_biased_ids:
         raise RequestError(
             field="logit_bias", found=f"{len(set(ids))} ids with banned_ids", allowed=f"at most {most_biased_ids}"
@@ -81,13 +83,20 @@ def check_generation(generation: Generation, *, vocab_size: int, most_stop_ids: 
 
 
 def check_option(field: str, value: Any) -> None:
-    """Raise `RequestError` for a number that is out of range. Other fields are not checked here."""
+    """Raise `RequestError` for a number that is out of range, and for stop strings that are none.
+
+    Other fields are not checked here.
+    """
+    if field == "stop_strings":
+        _check_stop_strings(value)
     if (rule := _RULES.get(field)) is not None and not rule.is_right(value):
         raise RequestError(field=field, found=value, allowed=rule.allowed)
 
 
 def check_ids(field: str, ids: Any, *, vocab_size: int, most: int) -> None:
-    """Raise `RequestError` for more than `most` ids, and for ids beyond the vocabulary."""
+    """Raise `RequestError` for what is no list of ids, for more than `most` ids, and for ids beyond the vocabulary."""
+    if not isinstance(ids, tuple | list):
+        raise RequestError(field=field, found=ids, allowed="a list of token ids")
     if len(ids) > most:
         allowed = f"at most {most}"
         raise RequestError(f"found {len(ids)} ids, allowed {allowed}", field=field, found=ids, allowed=allowed)
@@ -116,17 +125,15 @@ def _is_text(string: str) -> bool:
     return "\N{REPLACEMENT CHARACTER}" not in string and not any("\ud800" <= letter <= "\udfff" for letter in string)
 
 
-def _pairs(biases: Any) -> list[tuple[Any, Any]]:
-    """The pairs of `logit_bias`."""
-    try:
-        pairs = [(token, bias) for token, bias in biases]
-    except (TypeError, ValueError):
-        pairs = [(None, math.nan)]
-    if any(not is_number(bias) or not -_LARGEST <= bias <= _LARGEST for _, bias in pairs):
+def _biased_ids(biases: Any) -> list[Any]:
+    """The ids of `logit_bias`, as they are. Raises `RequestError` for what is no list of pairs with a finite number."""
+    is_list = isinstance(biases, tuple | list) and all(
+        isinstance(pair, tuple | list) and len(pair) == 2 and is_number(pair[1]) and -_LARGEST <= pair[1] <= _LARGEST
+        for pair in biases
+    )
+    if not is_list:
         raise RequestError(field="logit_bias", found=biases, allowed="pairs of a token id and a finite number")
-    if len(dict(pairs)) < len(pairs):
-        raise RequestError(field="logit_bias", found=biases, allowed="each id once")
-    return pairs
+    return [token for token, _ in biases]
 
 
 def _check_some_token_is_left(generation: Generation, vocab_size: int) -> None:

@@ -12,6 +12,7 @@ from dspark_jax.pipelines.sampling.grammar import Grammar
 from dspark_jax.pipelines.sampling.text_watch import NewWatch
 from dspark_jax.pipelines.sampling.token_matcher import NewMatcher
 from dspark_jax.speculators_common.errors import RequestError
+from dspark_jax.speculators_common.scalars import plain
 
 DEFAULT_MAX_NEW_TOKENS = 256
 MOST_LOGPROBS = 20  # of one token
@@ -56,6 +57,10 @@ class Generation:
     seed: int | None = None  # of the random numbers; None = one is drawn for every request
     grammar: Grammar | None = None  # the form that the text must have
     num_logprobs: int | None = None  # log-probabilities of each output token and of this many most probable ones
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            object.__setattr__(self, field.name, plain(getattr(self, field.name)))
 
     @property
     def samples(self) -> bool:
@@ -108,7 +113,7 @@ def changed(generation: Generation, changes: GenerationFields) -> Generation:
         value = fields.get(name)
         if value is None and (name not in fields or name == "stop_ids"):
             continue
-        if not isinstance(value, Sequence) or isinstance(value, str):
+        if not isinstance(value, Sequence) or isinstance(value, str | bytes | bytearray):
             raise RequestError(field=name, found=value, allowed=f"a list of {what}")
         fields[name] = tuple(value)
     return dataclasses.replace(generation, **fields)
@@ -123,6 +128,10 @@ class Request:
     sample: int = 0  # number of this continuation among several of one prompt: each has random numbers of its own
     new_watch: NewWatch | None = None  # makes the watch that ends the text at a stop string
     new_matcher: NewMatcher | None = None  # makes the matcher of the text's grammar
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "prompt_ids", plain(self.prompt_ids))
+        object.__setattr__(self, "sample", plain(self.sample))
 
     @property
     def stop_ids(self) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from dspark_jax.pipelines.sampling.rules import Rule
 from dspark_jax.pipelines.speculative.state import RowSizes
 from dspark_jax.speculators_common.errors import RequestError
 from dspark_jax.speculators_common.formats.draft_config import DraftConfig
-from dspark_jax.speculators_common.scalars import is_integer
+from dspark_jax.speculators_common.scalars import is_integer, plain
 
 _SMALLEST_BUCKET = 256  # positions; every bucket costs seconds of compilation
 _PACKED_SHARES = (0.6,)  # packed flat batches hold this share of all drafts that the rows can have
@@ -40,6 +40,10 @@ class EngineOptions:
     max_biased_ids: int = 320  # per request, banned ids included
     proposal: ProposalKind = "argmax"  # how drafts are chosen where a request samples
     acceptance: Rule | None = None  # a rule in place of exact acceptance
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            object.__setattr__(self, field.name, plain(getattr(self, field.name)))
 
 
 def drafts_per_round(draft: DraftConfig | None, asked: int | None) -> int:
@@ -66,6 +70,10 @@ def _check_rules(options: EngineOptions, draft: DraftConfig | None) -> None:
         raise RequestError(field="proposal", found=options.proposal, allowed=" or ".join(PROPOSAL_KINDS))
     if options.acceptance is None:
         return
+    if not isinstance(options.acceptance, Rule):
+        raise RequestError(
+            field="acceptance", found=options.acceptance, allowed="a rule: `Relaxed`, `Synthetic` or its text, or None"
+        )
     found = str(options.acceptance)
     if draft is None:
         raise RequestError(field="acceptance", found=found, allowed="only with a draft")

@@ -53,6 +53,15 @@ def prepared(pair: RecordedPair) -> PreparedPipeline:
         ({"stop_ids": (75.9,)}, r"stop_ids: found \(75\.9,\), allowed ids 0\.\.198"),
         ({"stop_ids": (True,)}, "stop_ids: found"),
         ({"stop_ids": ("75",)}, "stop_ids: found"),
+        ({"stop_ids": 5}, "stop_ids: found 5, allowed a list of token ids"),
+        ({"banned_ids": 5}, "banned_ids: found 5, allowed a list of token ids"),
+        ({"banned_ids": None}, "banned_ids: found None, allowed a list of token ids"),
+        ({"banned_ids": b"x"}, "banned_ids: found b'x', allowed a list of token ids"),
+        ({"logit_bias": (([1], 2.0),)}, r"logit_bias: found \[\[1\]\], allowed ids 0\.\.198"),
+        ({"logit_bias": ({172: -50, 0: 4},)}, "logit_bias: found .*, allowed pairs of a token id and a finite number"),
+        ({"logit_bias": ({172, -50},)}, "logit_bias: found .*, allowed pairs of a token id and a finite number"),
+        ({"logit_bias": ((3, 1.0), (3, 2.0))}, "logit_bias: found .*, allowed each id once"),
+        ({"repetition_penalty": 1e-40}, r"repetition_penalty: found 1e-40, allowed 1e-06\.\.1e\+06"),
         ({"confidence_threshold": "0.5"}, r"confidence_threshold: found '0\.5', allowed 0\.\.1"),
         ({"confidence_threshold": None}, "confidence_threshold: found None"),
         ({"temperature": "hot"}, r"temperature: found 'hot', allowed 0\.\.100"),
@@ -118,3 +127,24 @@ def test_a_prompt_of_numbers_that_are_no_ids(prepared: PreparedPipeline) -> None
     wrong: Any = np.asarray([0.5])
     with pytest.raises(RequestError, match="prompt: found a float, allowed text, a list of token ids"):
         prepared.requests(wrong)
+
+
+@pytest.mark.parametrize("found", [True, False, 0, 5, ("relaxed",)])
+def test_an_acceptance_rule(pair: RecordedPair, found: Any) -> None:
+    with pytest.raises(RequestError, match=r"acceptance: found .*, allowed a rule"):
+        prepare(pair.target, pair.draft, dtype="float32", num_speculative_tokens=5, acceptance=found)
+
+
+def test_small_integers_of_numpy_do_not_wrap_around(prepared: PreparedPipeline) -> None:
+    options: dict[str, Any] = {
+        "max_new_tokens": np.int8(100),
+        "min_new_tokens": np.uint8(30),
+        "stop_ids": (np.int8(71),),
+        "logit_bias": ((np.int8(3), 1),),
+    }
+    generation = Generation(**options)
+    [request] = prepared.requests(np.arange(100, dtype=np.int8), generation)
+    values = (generation.max_new_tokens, generation.min_new_tokens, generation.stop_ids, generation.logit_bias[0][0])
+    assert values == (100, 30, (71,), 3)
+    numbers = [*values[:2], *(values[2] or ()), values[3], *request.prompt_ids]
+    assert {type(number) for number in numbers} == {int}

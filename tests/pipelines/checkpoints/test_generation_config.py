@@ -14,6 +14,8 @@ from dspark_jax.pipelines.checkpoints.generation_config import stated_generation
 from dspark_jax.speculators_common.errors import CheckpointError, RequestError
 from tests.support.tiny_tokenizer import text_checkpoint
 
+VOCAB = 300
+
 
 def _checkpoint(directory: Path, config: dict[str, Any]) -> Checkpoint:
     (directory / "generation_config.json").write_text(json.dumps(config))
@@ -39,7 +41,7 @@ def _checkpoint(directory: Path, config: dict[str, Any]) -> Checkpoint:
     ],
 )
 def test_what_the_file_states_is_taken(tmp_path: Path, config: dict[str, Any], taken: dict[str, Any]) -> None:
-    stated = stated_generation(_checkpoint(tmp_path, config))
+    stated = stated_generation(_checkpoint(tmp_path, config), VOCAB)
     assert stated.fields == taken
     assert stated.do_sample == bool(config.get("do_sample"))
     assert stated.unused == ()
@@ -47,7 +49,7 @@ def test_what_the_file_states_is_taken(tmp_path: Path, config: dict[str, Any], t
 
 def test_what_has_no_influence_is_named(tmp_path: Path) -> None:
     config = {"max_length": 100, "eos_token_id": 3, "use_cache": True, "_from_model_config": True, "unheard_of": 1}
-    assert stated_generation(_checkpoint(tmp_path, config)).unused == ("max_length", "unheard_of")
+    assert stated_generation(_checkpoint(tmp_path, config), VOCAB).unused == ("max_length", "unheard_of")
 
 
 @pytest.mark.parametrize(
@@ -60,16 +62,24 @@ def test_what_has_no_influence_is_named(tmp_path: Path) -> None:
         ({"no_repeat_ngram_size": 3}, "no_repeat_ngram_size: found 3, allowed 0"),
         ({"begin_suppress_tokens": [4]}, r"begin_suppress_tokens: found \[4\], allowed nothing"),
         ({"suppress_tokens": [4.5]}, r"suppress_tokens: found \[4\.5\], allowed a list of token ids"),
+        (
+            {"suppress_tokens": [4, 300]},
+            r"config\.json: suppress_tokens: found \[4, 300\], allowed ids 0\.\.299",
+        ),
+        ({"bad_words_ids": [[-1]]}, r"generation_config\.json: bad_words_ids: found \[-1\], allowed ids 0\.\.299"),
+        ({"stop_strings": 5}, r"generation_config\.json: stop_strings: found 5, allowed texts"),
+        ({"stop_strings": False}, "stop_strings: found False, allowed texts"),
+        ({"stop_strings": [""]}, r"stop_strings: found \[''\], allowed texts"),
         ({"bad_words_ids": [[4, 5]]}, r"bad_words_ids: found \[\[4, 5\]\], allowed a list of lists of one token id"),
     ],
 )
 def test_what_cannot_be_kept_is_refused(tmp_path: Path, config: dict[str, Any], message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
-        stated_generation(_checkpoint(tmp_path, config))
+        stated_generation(_checkpoint(tmp_path, config), VOCAB)
 
 
 def test_a_target_without_the_file_is_refused(tmp_path: Path) -> None:
     checkpoint = text_checkpoint(tmp_path)
     for one in (checkpoint, dataclasses.replace(checkpoint, path=tmp_path / "model.gguf")):
         with pytest.raises(RequestError, match=r"generation_config: found 'no generation_config\.json in"):
-            stated_generation(one)
+            stated_generation(one, VOCAB)

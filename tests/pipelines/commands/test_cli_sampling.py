@@ -24,10 +24,11 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
         (["--temperature", "1", "--top-k", "2.5"], "argument --top-k: found '2.5', allowed an integer"),
         (["--temperature", "1", "--top-p", "0"], "--top-p: found 0.0, allowed above 0, at most 1"),
         (["--temperature", "1", "--min-p", "2"], "--min-p: found 2.0, allowed 0..1"),
-        (["--repetition-penalty", "0"], "--repetition-penalty: found 0.0, allowed above 0"),
+        (["--repetition-penalty", "0"], "--repetition-penalty: found 0.0, allowed 1e-06..1e+06"),
         (["--presence-penalty", "inf"], "--presence-penalty: found inf, allowed a finite number"),
         (["--frequency-penalty=-inf"], "--frequency-penalty: found -inf, allowed a finite number"),
         (["--logit-bias", "5"], "argument --logit-bias: found '5', allowed ID=VALUE"),
+        (["--logit-bias", "1,2=5"], "argument --logit-bias: found '1,2=5', allowed ID=VALUE"),
         (["--logit-bias", "x=1"], "argument --logit-bias: found 'x=1', allowed ID=VALUE"),
         (["--logit-bias", "5=inf"], "--logit-bias: found ((5, inf),), allowed pairs of a token id and a finite number"),
         (
